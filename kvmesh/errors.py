@@ -1,0 +1,138 @@
+"""The one error table: class → gRPC code, stable reason, retry level.
+
+Every layer raises these; only `kvmesh.rpc` turns them into statuses and back. Pure: no grpc, no I/O. A message is for
+people, a `reason` is for programs and stays stable. Messages never hold prompts or addresses of peers.
+"""
+
+from enum import Enum
+from typing import ClassVar
+
+
+class Retry(Enum):
+    """What may be tried again after an error."""
+
+    NEVER = "never"
+    """The same input fails again."""
+    CALL = "call"
+    """The same call, later."""
+    ROOM = "room"
+    """A new room: only the gateway does so."""
+
+
+class KvmeshError(Exception):
+    """Base of all errors that may cross a service's edge."""
+
+    code: ClassVar[str] = "INTERNAL"
+    """Name of the gRPC status code."""
+    default_reason: ClassVar[str] = "internal"
+    retry: ClassVar[Retry] = Retry.NEVER
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        field: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        """Args:
+        message: one line for people.
+        reason: stable word for programs; the class's default when absent.
+        field: the request or configuration field at fault, dotted.
+        retry_after_seconds: when to come back, for Full and Unavailable.
+        """
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or self.default_reason
+        self.field = field
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidInput(KvmeshError):
+    """A field of a request is missing, malformed or over its limit."""
+
+    code = "INVALID_ARGUMENT"
+    default_reason = "invalid_input"
+
+
+class UnknownModel(KvmeshError):
+    """The model is not served here."""
+
+    code = "NOT_FOUND"
+    default_reason = "unknown_model"
+
+
+class DuplicateRoom(KvmeshError):
+    """The room was used before."""
+
+    code = "ALREADY_EXISTS"
+    default_reason = "duplicate_room"
+
+
+class Misfit(KvmeshError):
+    """A deployment fault: two members that can't work together; both values are in the message."""
+
+    code = "FAILED_PRECONDITION"
+    default_reason = "misfit"
+
+
+class Full(KvmeshError):
+    """At a limit; nothing was started."""
+
+    code = "RESOURCE_EXHAUSTED"
+    default_reason = "full"
+    retry = Retry.ROOM
+
+
+class Fenced(KvmeshError):
+    """Addressed to an older room, generation, pairing, incarnation or term."""
+
+    code = "ABORTED"
+    default_reason = "fenced"
+    retry = Retry.ROOM
+
+
+class Unavailable(KvmeshError):
+    """A peer is away or was lost; the room, if there was one, is over."""
+
+    code = "UNAVAILABLE"
+    default_reason = "unavailable"
+    retry = Retry.ROOM
+
+
+class Corrupt(KvmeshError):
+    """KV or a record was damaged on the way."""
+
+    code = "DATA_LOSS"
+    default_reason = "checksum"
+    retry = Retry.ROOM
+
+
+class DeadlineExceeded(KvmeshError):
+    """The caller's time is over."""
+
+    code = "DEADLINE_EXCEEDED"
+    default_reason = "deadline"
+
+
+class Cancelled(KvmeshError):
+    """The caller went away."""
+
+    code = "CANCELLED"
+    default_reason = "cancelled"
+
+
+class Fault(KvmeshError):
+    """An invariant of the protocol was broken by a peer: ends the generation, names the culprit."""
+
+    code = "INTERNAL"
+    default_reason = "log_fault"
+    retry = Retry.ROOM
+
+
+class Internal(KvmeshError):
+    """A bug: the traceback is in the log of the service that had it."""
+
+
+class BadConfig(Exception):
+    """Configuration or model file unusable; a service that meets it prints one line and exits 2."""
