@@ -1,0 +1,138 @@
+"""What of a room's KV has arrived: the decoder's completion by plan.
+
+Every stage of a pairing sends [cached_len, prompt_len) of its shard exactly once, in pieces of its choice and in any order
+across stages. Coverage counts them per shard and layer. Called by the decoder's worker, at the write.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from kvmesh.errors import Corrupt, Misfit
+from kvmesh.protocol.ids import Rank
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpan:
+    """Layers × KV heads that one stage sends; half-open ranges of global ids."""
+
+    layer_begin: int
+    layer_end: int
+    head_begin: int
+    head_end: int
+
+
+class Arrival(Enum):
+    """What a piece is to the plan."""
+
+    NEW = "new"
+    """Write it."""
+    REPEAT = "repeat"
+    """All of it came before: count it, don't write it."""
+
+
+def check_tiling(shards: Sequence[ShardSpan], num_layers: int, num_heads: int) -> None:
+    """Checks that shards hold each (layer, head) of a model exactly once.
+
+    Raises:
+        Misfit: a gap or an overlap, named.
+    """
+    for layer in range(num_layers):
+        heads = sorted((s.head_begin, s.head_end) for s in shards if s.layer_begin <= layer < s.layer_end)
+        covered = 0
+        for begin, end in heads:
+            if begin != covered:
+                what = "is sent twice" if begin < covered else "is not sent"
+                raise Misfit(f"layer {layer}: head {min(begin, covered)} {what} (shards send heads {heads})")
+            covered = end
+        if covered != num_heads:
+            raise Misfit(f"layer {layer}: shards send heads {heads}, the decoder holds [0, {num_heads})")
+    outside = [s for s in shards if not 0 <= s.layer_begin < s.layer_end <= num_layers]
+    if outside:
+        raise Misfit(f"layers [{outside[0].layer_begin}, {outside[0].layer_end}) lie outside the model's {num_layers}")
+
+
+class Spans:
+    """A set of integers as sorted disjoint half-open ranges."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def overlap(self, begin: int, end: int) -> int:
+        """How many of [begin, end) are in the set."""
+        first = max(0, bisect_left(self._begins, begin) - 1)
+        total = 0
+        for b, e in zip(self._begins[first:], self._ends[first:], strict=True):
+            if b >= end:
+                break
+            total += max(0, min(e, end) - max(b, begin))
+        return total
+
+    def add(self, begin: int, end: int) -> None:
+        """Adds [begin, end), none of which is in the set."""
+        at = bisect_left(self._begins, begin)
+        if at > 0 and self._ends[at - 1] == begin:
+            self._ends[at - 1] = end
+            at -= 1
+        else:
+            self._begins.insert(at, begin)
+            self._ends.insert(at, end)
+        if at + 1 < len(self._begins) and self._begins[at + 1] == end:
+            self._ends[at] = self._ends.pop(at + 1)
+            del self._begins[at + 1]
+
+
+class Coverage:
+    """The plan of one room and what of it has arrived."""
+
+    def __init__(self, shards: dict[Rank, ShardSpan], begin: int, end: int) -> None:
+        """Args:
+        shards: what each stage of the pairing sends.
+        begin, end: token range of the plan: [cached_len, prompt_len).
+        """
+        self.begin, self.end = begin, end
+        self._shards = shards
+        self._layers = {rank: [Spans() for _ in range(s.layer_begin, s.layer_end)] for rank, s in shards.items()}
+        self._missing = sum(len(layers) for layers in self._layers.values()) * (end - begin)
+        self.repeats = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything planned has arrived."""
+        return self._missing == 0
+
+    def offer(self, rank: Rank, piece: ShardSpan, token_begin: int, token_end: int) -> Arrival:
+        """Judges a piece; one that is new counts as arrived from here on, so the caller writes it.
+
+        Raises:
+            Corrupt: it lies outside the plan or the stage's shard, or overlaps in part what came before.
+        """
+        shard = self._shards.get(rank)
+        if shard is None:
+            raise Corrupt(f"rank {rank} has no shard in this pairing", reason="outside_plan")
+        if not (
+            shard.layer_begin <= piece.layer_begin < piece.layer_end <= shard.layer_end
+            and (piece.head_begin, piece.head_end) == (shard.head_begin, shard.head_end)
+            and self.begin <= token_begin < token_end <= self.end
+        ):
+            raise Corrupt(
+                f"rank {rank} sent layers [{piece.layer_begin}, {piece.layer_end}) tokens [{token_begin}, {token_end}), "
+                f"outside its plan of layers [{shard.layer_begin}, {shard.layer_end}) tokens [{self.begin}, {self.end})",
+                reason="outside_plan",
+            )
+        layers = self._layers[rank][piece.layer_begin - shard.layer_begin : piece.layer_end - shard.layer_begin]
+        there = sum(spans.overlap(token_begin, token_end) for spans in layers)
+        size = len(layers) * (token_end - token_begin)
+        if there == size:
+            self.repeats += 1
+            return Arrival.REPEAT
+        if there:
+            raise Corrupt(
+                f"rank {rank} sent tokens [{token_begin}, {token_end}) again in part", reason="partial_overlap"
+            )
+        for spans in layers:
+            spans.add(token_begin, token_end)
+        self._missing -= size
+        return Arrival.NEW

@@ -1,0 +1,22 @@
+"""Coroutines that live and end together. Called by services for the reader, the writer and the end of one stream."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def race(*work: Coroutine[Any, Any, None]) -> None:
+    """Runs all of `work` until one ends, then cancels the others and waits for them.
+
+    Raises:
+        Exception: what ended it, if it was an error; an error counts before an ordinary end at the same moment.
+    """
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
