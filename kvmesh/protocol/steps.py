@@ -118,6 +118,11 @@ class AppliedLog:
         """Rooms between their admission and their terminal entry."""
         return self._rooms
 
+    @property
+    def free_pages(self) -> int:
+        """Pages that no room holds."""
+        return self.num_pages - len(self._holder)
+
     def apply(self, step: Step) -> None:
         """Applies the next step.
 

@@ -1,0 +1,61 @@
+"""Channels to peers, and the options of the servers they reach. Called by services and clients.
+
+Both ends ping, so that a frozen process or an unreachable host breaks its streams within the watchdog's time. gRPC itself
+retries nothing: who may retry stands in `retry.py`.
+"""
+
+import grpc
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Above the largest prompt that must be refused politely (20 MB), and far above a frame of KV."""
+
+_CONNECT_BACKOFF_MS = (50, 500)
+"""First and longest pause between two attempts to connect: a restarted peer is found soon."""
+
+
+def dial(address: str, *, watchdog_seconds: float = 2.0) -> grpc.aio.Channel:
+    """A channel of its own connection, opened with the first call.
+
+    Args:
+        address: host:port, IPv6 hosts in brackets.
+        watchdog_seconds: a peer that is silent for that long is lost.
+    """
+    first_ms, longest_ms = _CONNECT_BACKOFF_MS
+    return grpc.aio.insecure_channel(
+        address,
+        options=[
+            *_common_options(watchdog_seconds),
+            ("grpc.use_local_subchannel_pool", 1),  # two channels to one peer fail apart
+            ("grpc.enable_http_proxy", 0),  # peers are never behind the environment's proxy
+            ("grpc.enable_retries", 0),
+            ("grpc.service_config_disable_resolution", 1),  # no DNS TXT look-ups
+            ("grpc.initial_reconnect_backoff_ms", first_ms),
+            ("grpc.min_reconnect_backoff_ms", max(first_ms, int(watchdog_seconds * 1000))),  # also: time to connect
+            ("grpc.max_reconnect_backoff_ms", longest_ms),
+        ],
+    )
+
+
+def server_options(watchdog_seconds: float) -> list[tuple[str, int]]:
+    """Options of a server that permits those pings, pings its clients too, and shares its port with nobody."""
+    return [
+        *_common_options(watchdog_seconds),
+        ("grpc.http2.min_ping_interval_without_data_ms", max(1, _half_ms(watchdog_seconds) // 2)),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),  # a second process on the port is refused instead of taking half of the calls
+    ]
+
+
+def _common_options(watchdog_seconds: float) -> list[tuple[str, int]]:
+    return [
+        ("grpc.keepalive_time_ms", _half_ms(watchdog_seconds)),
+        ("grpc.keepalive_timeout_ms", _half_ms(watchdog_seconds)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ]
+
+
+def _half_ms(seconds: float) -> int:
+    return max(1, int(seconds * 500))

@@ -1,0 +1,72 @@
+"""The only retries of the system. A call (idempotent, to one peer), a room (the gateway's alone), a lease (without end).
+
+Never two layers that retry the same thing: a room's attempt makes its calls without a policy. Each is a tenacity object:
+`async for attempt in policy: with attempt: …`, and what can't be tried again comes out as it was raised.
+"""
+
+from collections.abc import Callable
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, stop_before_delay
+from tenacity.wait import wait_base, wait_random_exponential
+
+from kvmesh.errors import InvalidInput, KvmeshError, Misfit, Retry
+
+FIRST_WAIT_SECONDS = 0.05
+"""Upper edge of the first pause: above a round trip, below what a person notices."""
+LONGEST_WAIT_SECONDS = 1.0
+"""Half of the watchdog's default time, so that a peer that came back is found before others give up on it."""
+
+
+class _Pause(wait_base):
+    """Full jitter, and never earlier than the peer asked for."""
+
+    def __init__(self) -> None:
+        self._jitter = wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=LONGEST_WAIT_SECONDS)
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        error = retry_state.outcome.exception() if retry_state.outcome is not None else None
+        asked = error.retry_after_seconds if isinstance(error, KvmeshError) else None
+        return (asked or 0.0) + self._jitter(retry_state)
+
+
+def call_policy(deadline_seconds: float) -> AsyncRetrying:
+    """For an idempotent unary call, made inside `peer_errors`.
+
+    Args:
+        deadline_seconds: the caller's time left; no attempt begins after it.
+    """
+    return AsyncRetrying(
+        retry=retry_if_exception(lambda e: isinstance(e, KvmeshError) and e.retry is not Retry.NEVER),
+        stop=stop_before_delay(deadline_seconds),
+        wait=_Pause(),
+        reraise=True,
+    )
+
+
+def room_policy(attempts: int, deadline_seconds: float) -> AsyncRetrying:
+    """For the gateway: another room after an error that only a new room can cure.
+
+    Args:
+        attempts: how many rooms at most.
+        deadline_seconds: the request's time left; no attempt begins after it.
+    """
+    return AsyncRetrying(
+        retry=retry_if_exception(lambda e: isinstance(e, KvmeshError) and e.retry is Retry.ROOM),
+        stop=stop_after_attempt(attempts) | stop_before_delay(deadline_seconds),
+        wait=_Pause(),
+        reraise=True,
+    )
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a lease lost by this error may be opened again."""
+    return isinstance(error, KvmeshError) and not isinstance(error, Misfit | InvalidInput)
+
+
+def reconnect_policy(may_reopen: Callable[[BaseException], bool] = is_transient) -> AsyncRetrying:
+    """For leases and watches: jittered, without end.
+
+    Args:
+        may_reopen: whether to go on after this error.
+    """
+    return AsyncRetrying(retry=retry_if_exception(may_reopen), wait=_Pause(), reraise=True)

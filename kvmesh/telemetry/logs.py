@@ -1,0 +1,114 @@
+"""Logs: one line on stderr for each record, with the member, generation and room it is about.
+
+    2026-12-02T05:01:22.123Z info prefill [p0/1] [g 3.7] [room 3.12] message
+
+Set up once by the life of a process; used by every layer. Errors are one line too: the frames they came through, innermost
+first. Never given a prompt.
+"""
+
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from kvmesh.protocol.ids import short
+
+LEVELS = ("debug", "info", "warning", "error")
+
+_ROOTS = ("kvmesh", "services")
+_MOST_FRAMES = 12
+"""Innermost frames shown of a traceback."""
+
+_process = {"service": "kvmesh", "member": ""}
+_rank: ContextVar[str] = ContextVar("rank", default="")
+_generation: ContextVar[int] = ContextVar("generation", default=0)
+_room: ContextVar[int] = ContextVar("room", default=0)
+
+
+def setup(service: str, level: str) -> None:
+    """Sends this process's logs to stderr.
+
+    Args:
+        service: its name, shown in each line.
+        level: one of LEVELS, for the mesh's own loggers; others speak from warning on.
+    """
+    _process["service"] = service
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(_OneLine())
+    root = logging.getLogger()
+    root.handlers[:] = [to_stderr]
+    root.setLevel(logging.WARNING)
+    for name in _ROOTS:
+        logging.getLogger(name).setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+def identify(member: str) -> None:
+    """Names this process's member, e.g. "p0/1", in every line from now on."""
+    _process["member"] = member
+
+
+def get(name: str) -> logging.Logger:
+    """The logger of a module: `logs.get(__name__)`."""
+    return logging.getLogger(name)
+
+
+@contextmanager
+def bind(*, rank: str | None = None, generation: int | None = None, room: int | None = None) -> Iterator[None]:
+    """Names in every line logged inside, in this task and in those it starts.
+
+    Args:
+        rank: e.g. "p0/1", instead of the process's own member.
+        generation: its id; 0 for none.
+        room: its id; 0 for none.
+    """
+    tokens = []
+    for variable, value in ((_rank, rank), (_generation, generation), (_room, room)):
+        if value is not None:
+            tokens.append((variable, variable.set(value)))  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for variable, token in reversed(tokens):
+            variable.reset(token)
+
+
+class _OneLine(logging.Formatter):
+    """A record as one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        words = [f"{stamp}.{int(record.msecs):03d}Z", record.levelname.lower(), _process["service"], *_tags()]
+        words.append(" ".join(record.getMessage().split("\n")).strip())
+        if record.exc_info and record.exc_info[1] is not None:
+            words.append(f"| {describe(record.exc_info[1])}")
+        return " ".join(words)
+
+
+def _tags() -> Iterator[str]:
+    if member := _rank.get() or _process["member"]:
+        yield f"[{member}]"
+    if generation := _generation.get():
+        yield f"[g {short(generation)}]"
+    if room := _room.get():
+        yield f"[room {short(room)}]"
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line: what it says, and the frames it came through, innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]
+    places = [f"{_place(f.filename)}:{f.lineno} {f.name}" for f in reversed(frames)]
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    line = f"{said} ({' < '.join(places)})" if places else said
+    if isinstance(error, BaseExceptionGroup):
+        line += " {" + "; ".join(describe(e) for e in error.exceptions) + "}"
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return f"{line} after {describe(earlier)}" if earlier is not None else line
+
+
+def _place(filename: str) -> str:
+    return "/".join(Path(filename).parts[-3:])

@@ -1,0 +1,110 @@
+"""Metrics: every name of the system, once. Used by every layer; served by the life of a process on a port of its own.
+
+A metric belongs to the services named with it, and only their pages show it. Units end the names, labels are bounded: a
+state, a reason, a method; never a room, an address or text.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.metrics import MetricWrapperBase
+
+PREFILL, DECODE, GATEWAY, BOOTSTRAP = "prefill", "decode", "gateway", "bootstrap"
+EVERY = (PREFILL, DECODE, GATEWAY, BOOTSTRAP)
+
+_FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""For steps and gaps between tokens."""
+_SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""For what a client waits for."""
+
+_Metric = TypeVar("_Metric", bound=MetricWrapperBase)
+_members: list[tuple[MetricWrapperBase, tuple[str, ...]]] = []
+
+
+def _of(services: Sequence[str], make: Callable[..., _Metric], name: str, text: str, **more: object) -> _Metric:
+    """A metric of some services."""
+    metric = make(f"kvmesh_{name}", text, registry=None, **more)
+    _members.append((metric, tuple(services)))
+    return metric
+
+
+def page_of(service: str) -> CollectorRegistry:
+    """What the page of a service shows: its metrics, and the process's own. An unknown service shows every metric."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    for metric, services in _members:
+        if service in services or service not in EVERY:
+            registry.register(metric)
+    return registry
+
+
+# Every service.
+READY = _of(EVERY, Gauge, "ready", "1 while the service is able to serve.")
+LIVE = _of(EVERY, Gauge, "live", "1 while everything that should make progress does.")
+LOOP_LAG_SECONDS = _of(EVERY, Gauge, "loop_lag_seconds", "How late the event loop's last beat was.")
+RPC_ERRORS_TOTAL = _of(
+    EVERY, Counter, "rpc_errors_total", "Calls answered with an error.", labelnames=("method", "code")
+)
+
+# Members that hold KV.
+PAGES = _of((PREFILL, DECODE), Gauge, "pages", "Pages of KV in the pool.")
+PAGES_FREE = _of((PREFILL, DECODE), Gauge, "pages_free", "Pages of KV that no room holds.")
+ROOMS_OPEN = _of((PREFILL, DECODE, GATEWAY), Gauge, "rooms_open", "Rooms that have not ended.")
+ROOMS_WAITING = _of((PREFILL, DECODE), Gauge, "rooms_waiting", "Rooms that wait for pages or a place.")
+ROOMS_ENDED_TOTAL = _of((PREFILL, DECODE), Counter, "rooms_ended_total", "Rooms ended.", labelnames=("reason",))
+
+# Prefill.
+GENERATIONS_TOTAL = _of((PREFILL,), Counter, "generations_total", "Generations this stage was part of.")
+STEPS_TOTAL = _of((PREFILL,), Counter, "steps_total", "Steps of the log applied.")
+STEP_SECONDS = _of((PREFILL,), Histogram, "step_seconds", "Time to compute one step.", buckets=_FAST_SECONDS)
+PREFILL_TOKENS_TOTAL = _of((PREFILL,), Counter, "prefill_tokens_total", "Prompt tokens computed.")
+STEPS_IN_FLIGHT = _of((PREFILL,), Gauge, "steps_in_flight", "Steps that not every rank has applied (rank 0).")
+LINKS_OPEN = _of((PREFILL,), Gauge, "links_open", "Links to decoders that stand.")
+KV_SENT_BYTES_TOTAL = _of((PREFILL,), Counter, "kv_sent_bytes_total", "Payload of KV frames sent.")
+
+# Decode.
+PAIRINGS_STANDING = _of((DECODE,), Gauge, "pairings_standing", "Pairings that stand.")
+PAIRINGS_ENDED_TOTAL = _of((DECODE,), Counter, "pairings_ended_total", "Pairings ended.", labelnames=("reason",))
+KV_RECEIVED_BYTES_TOTAL = _of((DECODE,), Counter, "kv_received_bytes_total", "Payload of KV frames received.")
+FRAMES_TOTAL = _of(
+    (DECODE,),
+    Counter,
+    "frames_total",
+    "KV frames received: written, repeated, late or refused.",
+    labelnames=("outcome",),
+)
+DECODE_STEP_SECONDS = _of(
+    (DECODE,), Histogram, "decode_step_seconds", "Time of one decode step.", buckets=_FAST_SECONDS
+)
+DECODE_BATCH_ROOMS = _of((DECODE,), Gauge, "decode_batch_rooms", "Rooms in the last decode step.")
+DECODE_TOKENS_TOTAL = _of((DECODE,), Counter, "decode_tokens_total", "Tokens decoded.")
+
+# Gateway.
+REQUESTS_TOTAL = _of((GATEWAY,), Counter, "requests_total", "Requests ended, by their gRPC code.", labelnames=("code",))
+REQUESTS_OPEN = _of((GATEWAY,), Gauge, "requests_open", "Requests being served.")
+ATTEMPTS_TOTAL = _of((GATEWAY,), Counter, "attempts_total", "Rooms asked for.")
+TIME_TO_FIRST_TOKEN_SECONDS = _of(
+    (GATEWAY,), Histogram, "time_to_first_token_seconds", "Arrival until the first token.", buckets=_SLOW_SECONDS
+)
+TOKEN_GAP_SECONDS = _of(
+    (GATEWAY,), Histogram, "token_gap_seconds", "Between two tokens of a request.", buckets=_FAST_SECONDS
+)
+
+# Bootstrap.
+TERM = _of((BOOTSTRAP,), Gauge, "term", "This registry's term.")
+LEASES = _of((BOOTSTRAP,), Gauge, "leases", "Leases that run.", labelnames=("role",))
+PIPELINES_WHOLE = _of((BOOTSTRAP,), Gauge, "pipelines_whole", "Pipelines that serve.")
+ROOMS_MINTED_TOTAL = _of((BOOTSTRAP,), Counter, "rooms_minted_total", "Rooms minted.")
+ASSIGN_SECONDS = _of((BOOTSTRAP,), Histogram, "assign_seconds", "Time AssignRoom took.", buckets=_SLOW_SECONDS)
+MISFITS_TOTAL = _of((BOOTSTRAP,), Counter, "misfits_total", "Registrations refused for good.")

@@ -1,0 +1,1 @@
+"""The services: one folder a container; none imports another."""

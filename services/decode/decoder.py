@@ -1,0 +1,137 @@
+"""The decode service: one process, its rooms, its pairings and its lease, composed. Called by `__main__`."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+import grpc
+
+from kvmesh.errors import BadConfig, Internal, InvalidInput
+from kvmesh.model.runner import Runner
+from kvmesh.protocol.fence import Fence
+from kvmesh.protocol.rooms import Limits
+from kvmesh.rpc.life import Life
+from kvmesh.rpc.tasks import race
+from kvmesh.telemetry import logs
+from kvmesh.v1 import bootstrap_pb2
+from kvmesh.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
+from services.decode.links import DecoderIdentity, Told
+from services.decode.pairings import Pairings
+from services.decode.registration import DecoderLease
+from services.decode.rooms import Rooms
+from services.decode.servicer import DecodeServicer
+from services.decode.worker import (
+    DecodeWorker,
+    LinkBroken,
+    Received,
+    Report,
+    RoomBroken,
+    RoomComplete,
+    TokenDrawn,
+    WorkerFailed,
+)
+
+log = logs.get(__name__)
+
+
+class Decoder:
+    """The service that `kvmesh.rpc.life` runs."""
+
+    names: Sequence[str] = ("kvmesh.v1.DecodeService",)
+
+    def __init__(
+        self,
+        own: DecoderIdentity,
+        limits: Limits,
+        runner: Runner,
+        *,
+        bootstrap: str,
+        heartbeat_seconds: float,
+        drain_seconds: float,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._drain_seconds = drain_seconds
+        self._failed: asyncio.Future[BaseException] = self._loop.create_future()
+        fence = Fence()
+        self._worker = DecodeWorker(runner, self._receive_in_thread)
+        self._lease = DecoderLease(
+            bootstrap, own, fence, heartbeat=self._heartbeat, heartbeat_seconds=heartbeat_seconds
+        )
+        self._rooms = Rooms(limits, self._worker, self._lease.nudge)
+        told = Told(self._worker.post, self._rooms.refused, lambda _: None)
+        self._pairings = Pairings(own, told, self._rooms.pairing_lost, self._lease.nudge)
+        self._servicer = DecodeServicer(own, fence, self._rooms, self._pairings)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers GenerateRoom."""
+        add_DecodeServiceServicer_to_server(self._servicer, server)
+
+    async def run(self, life: Life) -> None:
+        """Serves until the process is asked to leave.
+
+        Raises:
+            Misfit: the registry refuses this decoder.
+            BadConfig: the registry finds its registration malformed.
+        """
+        life.watch_progress("worker", self._worker.age_seconds, limit_seconds=60.0)
+        self._worker.start()
+        self._rooms.show()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                pairings = tasks.create_task(self._pairings.run(tasks, self._lease.named))
+                await race(self._lease.run(), self._tell_ready(life), self._raise_when_failed(), self._leave(life))
+                pairings.cancel()
+                self._pairings.stop()
+        except InvalidInput as error:
+            raise BadConfig(f"the registry refused the registration: {error.message}") from error
+        finally:
+            await self._worker.stop()
+
+    async def _tell_ready(self, life: Life) -> None:
+        """Ready: the lease ran once and a pairing stands; the worker's and the loop's life is liveness."""
+        await self._lease.admitted.wait()
+        life.set_ready(True)
+        await asyncio.Event().wait()
+
+    async def _leave(self, life: Life) -> None:
+        """Takes nothing new, finishes what fits the time to drain, hands the rest over."""
+        await life.draining.wait()
+        self._rooms.books.draining = True
+        self._lease.nudge()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._rooms.empty.wait(), self._drain_seconds * 0.8)
+        self._rooms.hand_over()
+        await self._rooms.empty.wait()
+
+    async def _raise_when_failed(self) -> None:
+        error = await self._failed
+        raise Internal("the decoder's worker failed") from error
+
+    def _heartbeat(self) -> bootstrap_pb2.Heartbeat:
+        books = self._rooms.books
+        return bootstrap_pb2.Heartbeat(
+            waiting_rooms=books.waiting_rooms,
+            running_rooms=books.running_rooms,
+            free_pages=books.free_pages,
+            draining=books.draining,
+            paired_generations=self._pairings.standing,
+        )
+
+    # Reports of the worker.
+
+    def _receive_in_thread(self, report: Report) -> None:
+        self._loop.call_soon_threadsafe(self._receive, report)
+
+    def _receive(self, report: Report) -> None:
+        if isinstance(report, TokenDrawn):
+            self._rooms.drew(report)
+        elif isinstance(report, Received):
+            self._pairings.credit(report.pairing, report.rank, report.num_bytes)
+        elif isinstance(report, RoomComplete):
+            self._rooms.completed(report)
+        elif isinstance(report, RoomBroken):
+            self._rooms.broke(report)
+        elif isinstance(report, LinkBroken):
+            self._pairings.break_off(report.pairing, report.error)
+        elif isinstance(report, WorkerFailed) and not self._failed.done():
+            self._failed.set_result(report.error)

@@ -1,0 +1,227 @@
+"""The decoder's side of one pairing: dials links, last rank first, then control; frames come in, Admit, Drop, Received go out.
+
+`kvmesh.protocol.pairing` says what comes when; this file owns the streams. Called by `pairings.py`. Whole or absent: one stream
+lost, and all are closed.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+
+import grpc
+
+from kvmesh.errors import KvmeshError, Misfit, Unavailable
+from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
+from kvmesh.protocol.coverage import ShardSpan
+from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, Rank, short
+from kvmesh.protocol.pairing import Ask, Pairing
+from kvmesh.protocol.version import PROTOCOL_VERSION
+from kvmesh.rpc import streams
+from kvmesh.rpc.channels import dial
+from kvmesh.rpc.raw import raw_stream_call
+from kvmesh.rpc.status import peer_errors
+from kvmesh.rpc.tasks import race
+from kvmesh.telemetry import logs
+from kvmesh.v1 import prefill_pb2 as pb
+from kvmesh.v1.bootstrap_pb2 import WholePipeline
+from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
+from kvmesh.v1.types_pb2 import Descriptor, Member
+from services.decode.worker import FrameArrived
+
+log = logs.get(__name__)
+
+LINK_PATH = "/kvmesh.v1.PrefillService/Link"
+RawCall = grpc.aio.StreamStreamCall[bytes, bytes]
+ControlCall = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderIdentity:
+    """What a decoder is for the life of its process."""
+
+    member: Member
+    descriptor: Descriptor
+    window_bytes: int
+    watchdog_seconds: float
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The process's own."""
+        return Incarnation(self.member.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Whom a pairing tells."""
+
+    frame: Callable[[FrameArrived], None]
+    refused: Callable[[pb.RoomRefused], None]
+    standing: Callable[["PairingStreams"], None]
+
+
+class PairingStreams:
+    """One pairing and its streams."""
+
+    def __init__(self, pipeline: WholePipeline, number: PairingNumber, own: DecoderIdentity, told: Told) -> None:
+        self.pipeline = pipeline.pipeline
+        self.generation = Generation(pipeline.generation)
+        self.number = number
+        self._stages: Sequence[Member] = pipeline.stages
+        self._own = own
+        self._told = told
+        descriptor = own.descriptor
+        self._pairing = Pairing(
+            number, self.generation, len(self._stages), descriptor.num_layers, descriptor.num_kv_heads
+        )
+        self._links: dict[Rank, RawCall] = {}
+        self._credits: dict[Rank, asyncio.Queue[int]] = {}
+        self._control: asyncio.Queue[pb.ControlRequest] = asyncio.Queue()  # one Admit and one end a room
+        self._broken: asyncio.Future[KvmeshError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def shards(self) -> dict[Rank, ShardSpan]:
+        """What each stage sends, once it answered."""
+        return self._pairing.shards
+
+    async def run(self) -> None:
+        """Makes the pairing, then holds it until a stream is lost.
+
+        Raises:
+            Misfit: a stage's KV does not fit this decoder.
+            KvmeshError: always, in the end: why the pairing is over.
+        """
+        async with AsyncExitStack() as stack:
+            asks = self._pairing.start()
+            try:
+                while Ask.ANNOUNCE not in asks:
+                    asks = await self._carry_out(asks, stack)
+                self._told.standing(self)
+                await self._hold()
+            finally:
+                self._pairing.lost()
+        raise Unavailable(f"the pairing with {self.pipeline} ended", reason="pairing_lost")
+
+    def send(self, message: pb.ControlRequest) -> None:
+        """Queues a control message; they leave in order."""
+        self._control.put_nowait(message)
+
+    def credit(self, rank: Rank, num_bytes: int) -> None:
+        """Lets stage `rank` send that many more bytes."""
+        self._credits[rank].put_nowait(num_bytes)
+
+    def break_off(self, error: KvmeshError) -> None:
+        """A link carried what it must not: the pairing ends."""
+        if not self._broken.done():
+            self._broken.set_result(error)
+
+    async def _carry_out(self, asks: Sequence[Ask], stack: AsyncExitStack) -> list[Ask]:
+        """Carries out one step of the pairing; returns what follows."""
+        if Ask.DIAL_TAIL in asks:
+            return await self._dial_all(self._pairing.tail, stack)
+        if Ask.DIAL_HEAD in asks:
+            return await self._dial_all([Rank(0)], stack)
+        assert Ask.OPEN_CONTROL in asks, asks
+        await self._open_control(stack)
+        return self._pairing.control_opened()
+
+    async def _dial_all(self, ranks: Sequence[Rank], stack: AsyncExitStack) -> list[Ask]:
+        for rank in ranks:
+            channel = dial(self._stages[rank].address, watchdog_seconds=self._own.watchdog_seconds)
+            await stack.enter_async_context(channel)
+            call = raw_stream_call(channel, LINK_PATH)
+            stack.callback(call.cancel)
+            self._links[rank] = call
+        answers = await asyncio.gather(*(self._greet(rank) for rank in ranks))
+        asks: list[Ask] = []
+        for rank, shard in zip(ranks, answers, strict=True):
+            asks = self._pairing.linked(rank, shard)
+        return asks
+
+    async def _greet(self, rank: Rank) -> ShardSpan:
+        """HELLO out, WELCOME in."""
+        own, stage, call = self._own, self._stages[rank], self._links[rank]
+        hello = pb.LinkHello(
+            protocol_version=PROTOCOL_VERSION,
+            generation=self.generation,
+            pairing=self.number,
+            decoder=own.incarnation,
+            to_incarnation=stage.incarnation,
+            descriptor=own.descriptor,
+            window_bytes=own.window_bytes,
+        )
+        with peer_errors(self._who(rank)):
+            await streams.write(call, seal(FrameHeader(FrameKind.HELLO), hello.SerializeToString()))
+            answer = await streams.read(call)
+        if answer is None:
+            raise Unavailable(f"{self._who(rank)} closed the link", reason="link_lost")
+        header, payload = open_frame(answer)
+        welcome = pb.LinkWelcome.FromString(bytes(payload))
+        if header.kind is not FrameKind.WELCOME or (welcome.stage, welcome.rank) != (stage.incarnation, rank):
+            raise Misfit(f"another process than {self._who(rank)} answered its link")
+        self._credits[rank] = asyncio.Queue()
+        return ShardSpan(welcome.layers.begin, welcome.layers.end, welcome.head_begin, welcome.head_end)
+
+    async def _open_control(self, stack: AsyncExitStack) -> None:
+        stage, who = self._stages[0], self._who(Rank(0))
+        channel = dial(stage.address, watchdog_seconds=self._own.watchdog_seconds)
+        await stack.enter_async_context(channel)
+        opening = pb.ControlOpen(
+            generation=self.generation,
+            pairing=self.number,
+            decoder=self._own.incarnation,
+            to_incarnation=stage.incarnation,
+        )
+        with peer_errors(who):
+            self._control_call: ControlCall = PrefillServiceStub(channel).Control()
+            stack.callback(self._control_call.cancel)
+            await streams.write(self._control_call, pb.ControlRequest(open=opening))
+            answer = await streams.read(self._control_call)
+        if answer is None or answer.WhichOneof("message") != "opened":
+            raise Unavailable(f"{who} did not open the control stream", reason="pairing_lost")
+
+    async def _hold(self) -> None:
+        log.info("paired with %s, generation %s, pairing %d", self.pipeline, short(self.generation), self.number)
+        await race(
+            self._write_control(),
+            self._read_control(),
+            self._raise_when_broken(),
+            *(self._read_frames(rank) for rank in self._links),
+            *(self._write_credits(rank) for rank in self._links),
+        )
+
+    async def _read_frames(self, rank: Rank) -> None:
+        call = self._links[rank]
+        with peer_errors(self._who(rank)):
+            while (message := await streams.read(call)) is not None:
+                self._told.frame(FrameArrived(self.number, rank, message, monotonic()))
+
+    async def _write_credits(self, rank: Rank) -> None:
+        call, due = self._links[rank], self._credits[rank]
+        with peer_errors(self._who(rank)):
+            while True:
+                num_bytes = await due.get()
+                while not due.empty():
+                    num_bytes += due.get_nowait()
+                credit = FrameHeader(FrameKind.CREDIT, pairing=self.number, credit_bytes=num_bytes)
+                await streams.write(call, seal(credit))
+
+    async def _write_control(self) -> None:
+        with peer_errors(self._who(Rank(0))):
+            while True:
+                await streams.write(self._control_call, await self._control.get())
+
+    async def _read_control(self) -> None:
+        with peer_errors(self._who(Rank(0))):
+            while (message := await streams.read(self._control_call)) is not None:
+                if message.WhichOneof("message") == "refused":
+                    self._told.refused(message.refused)
+                else:
+                    log.warning("rank 0 sent a control message of an unknown kind")
+
+    async def _raise_when_broken(self) -> None:
+        raise await self._broken
+
+    def _who(self, rank: Rank) -> str:
+        return f"rank {rank} of {self.pipeline}"

@@ -1,0 +1,132 @@
+"""All pairings of this decoder: one for each whole pipeline that the registry names, made again when one is lost.
+
+Called by the registration (the live list) and the servicer (the pairing of a room). Numbers rise for the life of the process.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvmesh.errors import Fenced, KvmeshError, Misfit, Unavailable
+from kvmesh.protocol.ids import Generation, PairingNumber, Rank, short
+from kvmesh.rpc.retry import reconnect_policy
+from kvmesh.telemetry import logs, metrics
+from kvmesh.v1.bootstrap_pb2 import WholePipeline
+from services.decode.links import DecoderIdentity, PairingStreams, Told
+
+log = logs.get(__name__)
+
+
+class Pairings:
+    """Standing pairings by generation, and the tasks that make and hold them."""
+
+    def __init__(
+        self,
+        own: DecoderIdentity,
+        told: Told,
+        lost: Callable[[Generation, KvmeshError], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Args:
+        told: whom the streams tell of frames and refusals.
+        lost: told when a pairing ends, with why.
+        changed: told when the set of standing pairings changed.
+        """
+        self._own = own
+        self._told = Told(told.frame, told.refused, self._stands)
+        self._lost = lost
+        self._changed = changed
+        self._count = 0
+        self._standing: dict[Generation, PairingStreams] = {}
+        self._tasks: dict[Generation, asyncio.Task[None]] = {}
+        self._named: set[Generation] = set()
+
+    @property
+    def standing(self) -> Sequence[Generation]:
+        """Generations whose pairing stands."""
+        return list(self._standing)
+
+    def by_number(self, number: PairingNumber) -> PairingStreams | None:
+        """The standing pairing of that number, if there is one."""
+        return next((p for p in self._standing.values() if p.number == number), None)
+
+    def credit(self, number: PairingNumber, rank: Rank, num_bytes: int) -> None:
+        """The worker dealt with bytes of a link; a pairing that ended needs no credit."""
+        pairing = self.by_number(number)
+        if pairing is not None:
+            pairing.credit(rank, num_bytes)
+
+    def require(self, generation: Generation) -> PairingStreams:
+        """The pairing of a room.
+
+        Raises:
+            Fenced: there is none for this generation.
+        """
+        pairing = self._standing.get(generation)
+        if pairing is None:
+            raise Fenced(f"no pairing stands with generation {short(generation)}", reason="not_paired")
+        return pairing
+
+    def break_off(self, number: PairingNumber, error: KvmeshError) -> None:
+        """A link of that pairing carried what it must not: the pairing ends."""
+        pairing = self.by_number(number)
+        if pairing is not None:
+            pairing.break_off(error)
+
+    def stop(self) -> None:
+        """Ends every pairing: the process leaves."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def run(self, tasks: asyncio.TaskGroup, named: asyncio.Queue[Sequence[WholePipeline]]) -> None:
+        """Follows the live list: begins a pairing for each generation that is new; stops trying for one no longer named."""
+        while True:
+            pipelines = await named.get()
+            self._named = {Generation(p.generation) for p in pipelines}
+            for pipeline in pipelines:
+                generation = Generation(pipeline.generation)
+                if generation not in self._tasks:
+                    self._tasks[generation] = tasks.create_task(self._keep(pipeline))
+            for generation in [g for g in self._tasks if g not in self._named and g not in self._standing]:
+                self._tasks.pop(generation).cancel()
+
+    async def _keep(self, pipeline: WholePipeline) -> None:
+        """Pairs with one generation, and again after a loss, until it is over or can't fit."""
+        generation = Generation(pipeline.generation)
+
+        def may_pair_again(error: BaseException) -> bool:
+            fits = isinstance(error, KvmeshError) and not isinstance(error, Misfit)
+            return fits and generation in self._named
+
+        try:
+            async for attempt in reconnect_policy(may_pair_again):
+                with attempt:
+                    await self._pair_once(pipeline)
+        except Misfit as error:
+            log.error("can't pair with %s: %s", pipeline.pipeline, error.message)
+        except KvmeshError as error:
+            log.info("generation %s is over: %s", short(generation), error.message)
+        finally:
+            self._tasks.pop(generation, None)
+
+    async def _pair_once(self, pipeline: WholePipeline) -> None:
+        self._count += 1
+        generation = Generation(pipeline.generation)
+        streams = PairingStreams(pipeline, PairingNumber(self._count), self._own, self._told)
+        error: KvmeshError = Unavailable(f"the pairing with {pipeline.pipeline} ended", reason="pairing_lost")
+        try:
+            await streams.run()
+        except KvmeshError as cause:
+            error = cause
+            log.info("pairing %d with %s ended: %s", streams.number, pipeline.pipeline, cause.message)
+            raise
+        finally:
+            if self._standing.pop(generation, None) is not None:
+                metrics.PAIRINGS_STANDING.set(len(self._standing))
+                metrics.PAIRINGS_ENDED_TOTAL.labels(reason=error.reason).inc()
+                self._lost(generation, error)
+                self._changed()
+
+    def _stands(self, pairing: PairingStreams) -> None:
+        self._standing[pairing.generation] = pairing
+        metrics.PAIRINGS_STANDING.set(len(self._standing))
+        self._changed()

@@ -1,0 +1,204 @@
+"""The rooms of this decoder as their calls see them: buffers of tokens, timings, and how each ends.
+
+Carries out what `kvmesh.protocol.rooms` asks: records to the worker, messages on the pairing's control stream. Called by the
+servicer (open, close), the pairings (refused, lost) and the worker's reports. All on the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from kvmesh.errors import Full, KvmeshError, Unavailable
+from kvmesh.model.sampling import SamplingParams
+from kvmesh.protocol.ids import Generation, RoomId
+from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, Limits, RoomEvent, RoomState
+from kvmesh.telemetry import metrics
+from kvmesh.v1 import decode_pb2, prefill_pb2
+from kvmesh.v1.types_pb2 import FINISH_REASON_UNSPECIFIED, FinishReason
+from services.decode.links import PairingStreams
+from services.decode.worker import CloseRoom, DecodeWorker, OpenRoom, RoomBroken, RoomComplete, TokenDrawn
+
+
+@dataclass(slots=True)
+class RoomTimes:
+    """Monotonic times of one room, for its timing; 0 until it happened."""
+
+    arrived: float
+    admit_sent: float = 0.0
+    first_token: float = 0.0
+    complete: float = 0.0
+    queued_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class LiveRoom:
+    """A room and the call that waits for its tokens. Bounded by the room's own max_output_len."""
+
+    request: decode_pb2.GenerateRoomRequest
+    pairing: PairingStreams
+    times: RoomTimes
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason.ValueType = FINISH_REASON_UNSPECIFIED
+    error: KvmeshError | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def room(self) -> RoomId:
+        """Its id."""
+        return RoomId(self.request.assignment.room)
+
+    @property
+    def prefill_tokens(self) -> list[int]:
+        """What the pipeline computes: prompt and output so far."""
+        return [*self.request.prompt, *self.request.output_so_far]
+
+
+class Rooms:
+    """Every room of the process."""
+
+    def __init__(self, limits: Limits, worker: DecodeWorker, changed: Callable[[], None]) -> None:
+        """Args:
+        changed: called when the load changed enough for placement to know.
+        """
+        self.books = DecoderRooms(limits)
+        self._worker = worker
+        self._changed = changed
+        self._live: dict[RoomId, LiveRoom] = {}
+        self.empty = asyncio.Event()
+        self.empty.set()
+
+    def open(self, request: decode_pb2.GenerateRoomRequest, pairing: PairingStreams, arrived: float) -> LiveRoom:
+        """A room arrives for a standing pairing.
+
+        Raises:
+            InvalidInput, DuplicateRoom, Full, Unavailable: see DecoderRooms.open.
+        """
+        live = LiveRoom(request, pairing, RoomTimes(arrived))
+        prompt_len = len(request.prompt) + len(request.output_so_far)
+        actions = self.books.open(
+            live.room,
+            Generation(request.assignment.generation),
+            prompt_len=prompt_len,
+            max_output_len=request.max_output_len - len(request.output_so_far),
+        )
+        self._live[live.room] = live
+        self.empty.clear()
+        self._carry_out(actions)
+        return live
+
+    def close(self, live: LiveRoom) -> None:
+        """The call of a room ended, however: the room ends everywhere. Already ended: only forgotten."""
+        self._tell(live.room, RoomEvent.CANCELLED)
+        self._live.pop(live.room, None)
+        if not self._live:
+            self.empty.set()
+
+    # From the worker.
+
+    def completed(self, report: RoomComplete) -> None:
+        """All KV and the first token are here."""
+        live = self._live.get(report.room)
+        if live is not None:
+            live.times.first_token, live.times.complete = report.first_token_at, report.complete_at
+            live.times.queued_seconds = report.queued_seconds
+        self._tell(report.room, RoomEvent.COMPLETE)
+
+    def drew(self, report: TokenDrawn) -> None:
+        """A token was drawn."""
+        live = self._live.get(report.room)
+        if live is None or self.books.states.get(report.room) is not RoomState.RUNNING:
+            return
+        live.tokens.append(report.token)
+        live.finish_reason = report.finish_reason
+        live.news.set()
+        if report.finish_reason != FINISH_REASON_UNSPECIFIED:
+            self._tell(report.room, RoomEvent.FINISHED)
+
+    def broke(self, report: RoomBroken) -> None:
+        """What arrived can't be used."""
+        self._fail(report.room, report.error)
+        self._tell(report.room, RoomEvent.BROKEN)
+
+    # From the pairings.
+
+    def refused(self, message: prefill_pb2.RoomRefused) -> None:
+        """Rank 0 does not take a room."""
+        if message.reason == "queue_full":
+            error: KvmeshError = Full(message.detail, reason=message.reason, retry_after_seconds=1.0)
+        else:
+            error = Unavailable(f"the pipeline refused the room: {message.detail}", reason=message.reason)
+        self._fail(RoomId(message.room), error)
+        self._tell(RoomId(message.room), RoomEvent.REFUSED)
+
+    def pairing_lost(self, generation: Generation, error: KvmeshError) -> None:
+        """The rooms that still needed the pairing end with its reason; the others decode on."""
+        lost, actions = self.books.generation_lost(generation)
+        for room in lost:
+            self._fail(room, Unavailable(error.message, reason=error.reason))
+        self._carry_out(actions)
+
+    def hand_over(self) -> None:
+        """The process leaves: what is not finished ends and is replayed elsewhere."""
+        for room in list(self._live):
+            self._fail(room, Unavailable("the decoder leaves; the room is handed over", reason="handed_over"))
+            self._tell(room, RoomEvent.CANCELLED)
+
+    def _fail(self, room: RoomId, error: KvmeshError) -> None:
+        live = self._live.get(room)
+        if live is not None and live.error is None and live.finish_reason == FINISH_REASON_UNSPECIFIED:
+            live.error = error
+            live.news.set()
+
+    def _tell(self, room: RoomId, event: RoomEvent) -> None:
+        self._carry_out(self.books.tell(room, event))
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            live = self._live[action.room]
+            if action.ask is Ask.ADMIT:
+                self._admit(live, action)
+            elif action.ask is Ask.RECEIVED:
+                live.pairing.send(prefill_pb2.ControlRequest(received=action.room))
+            elif action.ask is Ask.DROP:
+                live.pairing.send(prefill_pb2.ControlRequest(drop=action.room))
+            elif action.ask is Ask.RELEASE:
+                self._worker.post(CloseRoom(action.room))
+        if actions:
+            self.show()
+            self._changed()
+
+    def show(self) -> None:
+        """Sets the gauges."""
+        books = self.books
+        metrics.PAGES.set(books.limits.num_pages)
+        metrics.PAGES_FREE.set(books.free_pages)
+        metrics.ROOMS_OPEN.set(len(books.states))
+        metrics.ROOMS_WAITING.set(books.waiting_rooms)
+
+    def _admit(self, live: LiveRoom, action: Action) -> None:
+        request, tokens = live.request, live.prefill_tokens
+        sampling = request.sampling
+        output_index = len(request.output_so_far)
+        self._worker.post(
+            OpenRoom(
+                live.room,
+                live.pairing.number,
+                live.pairing.shards,
+                action.pages,
+                prompt_len=len(tokens),
+                cached_len=0,
+                output_index=output_index,
+                max_output_len=request.max_output_len,
+                sampling=SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p or 1.0, sampling.seed),
+                stop_ids=frozenset(request.stop_ids),
+            )
+        )
+        live.times.admit_sent = monotonic()
+        live.pairing.send(
+            prefill_pb2.ControlRequest(
+                admit=prefill_pb2.Admit(
+                    room=live.room, tokens=tokens, cached_len=0, sampling=sampling, output_index=output_index
+                )
+            )
+        )

@@ -1,0 +1,80 @@
+"""The step stream to the rank behind: opened once for a generation, never again. Called by the stage's life."""
+
+from typing import Self
+
+import grpc
+
+from kvmesh.errors import Unavailable
+from kvmesh.protocol.ids import Generation as GenerationId
+from kvmesh.protocol.ids import Incarnation
+from kvmesh.rpc import streams
+from kvmesh.rpc.channels import dial
+from kvmesh.rpc.status import peer_errors
+from kvmesh.rpc.tasks import race
+from kvmesh.v1 import prefill_pb2 as pb
+from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
+from kvmesh.v1.types_pb2 import Member
+from services.prefill.generation import Generation
+
+
+class Downstream:
+    """An open step stream to rank + 1."""
+
+    def __init__(self, pipeline: str, rank: int, own: Incarnation, watchdog_seconds: float) -> None:
+        self.generation = GenerationId(0)
+        self._pipeline, self._rank, self._own = pipeline, rank, own
+        self._who = f"rank {rank + 1} of {pipeline}"
+        self._watchdog_seconds = watchdog_seconds
+        self._channel: grpc.aio.Channel | None = None
+        self._call: grpc.aio.StreamStreamCall[pb.StepsRequest, pb.StepsResponse] | None = None
+
+    async def open(self, peer: Member, generation: GenerationId) -> Self:
+        """Dials the peer and opens the stream.
+
+        Raises:
+            KvmeshError: the peer did not answer, or refused.
+        """
+        self._channel = dial(peer.address, watchdog_seconds=self._watchdog_seconds)
+        opening = pb.StepOpen(
+            pipeline=self._pipeline,
+            generation=generation,
+            from_incarnation=self._own,
+            to_incarnation=peer.incarnation,
+            from_rank=self._rank,
+        )
+        with peer_errors(self._who):
+            self._call = PrefillServiceStub(self._channel).Steps()
+            await streams.write(self._call, pb.StepsRequest(open=opening))
+            answer = await streams.read(self._call)
+        if answer is None or answer.WhichOneof("message") != "opened":
+            raise Unavailable(f"{self._who} did not open the step stream", reason="stage_lost")
+        self.generation = generation
+        return self
+
+    async def run(self, generation: Generation) -> None:
+        """Sends steps and hears answers until either ends.
+
+        Raises:
+            KvmeshError: always, in the end: the rank behind is lost, and with it the generation.
+        """
+        with peer_errors(self._who):
+            await race(self._send(generation), self._hear(generation))
+        raise Unavailable(f"{self._who} was lost", reason="stage_lost")
+
+    async def _send(self, generation: Generation) -> None:
+        assert self._call is not None, "opened before it runs"
+        while True:
+            await streams.write(self._call, await generation.downstream.get())
+
+    async def _hear(self, generation: Generation) -> None:
+        assert self._call is not None, "opened before it runs"
+        while (message := await streams.read(self._call)) is not None:
+            generation.heard(message)
+
+    async def close(self) -> None:
+        """Ends stream and channel. Repeated: nothing."""
+        if self._call is not None:
+            self._call.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None

@@ -1,0 +1,136 @@
+"""Rank 0's half of a generation: rooms come in over control streams, decisions go out as steps.
+
+Wires `kvmesh.protocol.scheduler` to the control streams and to the generation. Holds the prompts, since only rank 0 embeds.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic
+
+from kvmesh.errors import KvmeshError, Unavailable
+from kvmesh.protocol.ids import RoomId, StepNumber
+from kvmesh.protocol.scheduler import Limits, PairingKey, Scheduler
+from kvmesh.protocol.steps import RoomAdmitted, RoomDone, Step
+from kvmesh.telemetry import logs, metrics
+from kvmesh.v1 import prefill_pb2 as pb
+from services.prefill.generation import Generation
+from services.prefill.wire import sampling_from
+
+log = logs.get(__name__)
+
+
+class Head:
+    """The one that decides."""
+
+    def __init__(self, generation: Generation, limits: Limits, vocab_size: int) -> None:
+        self.generation = generation
+        self.scheduler = Scheduler(limits)
+        self._vocab_size = vocab_size
+        self._prompts: dict[RoomId, Sequence[int]] = {}
+        self._pump_due = False
+        generation.on_applied = self._applied
+        generation.on_draining = self.drain
+
+    # Control streams.
+
+    def pair(self, key: PairingKey) -> None:
+        """A control stream opened.
+
+        Raises:
+            Fenced, Unavailable: see Scheduler.pair.
+        """
+        self._forget(self.scheduler.pair(key))
+        self._due()
+
+    def unpair(self, key: PairingKey) -> None:
+        """A control stream ended: its rooms are dropped."""
+        self._forget(self.scheduler.unpair(key))
+        self._due()
+
+    def admit(self, key: PairingKey, message: pb.Admit) -> pb.RoomRefused | None:
+        """A decoder asks for a room; returns the refusal, if any."""
+        room = RoomId(message.room)
+        if any(token >= self._vocab_size for token in message.tokens):
+            return pb.RoomRefused(room=room, reason="bad_token", detail=f"a token id is not below {self._vocab_size}")
+        try:
+            self.scheduler.admit(
+                key,
+                room,
+                prompt_len=len(message.tokens),
+                cached_len=message.cached_len,
+                now=monotonic(),
+                sampling=sampling_from(message.sampling),
+                output_index=message.output_index,
+            )
+        except KvmeshError as error:
+            return pb.RoomRefused(room=room, reason=error.reason, detail=error.message)
+        self._prompts[room] = message.tokens
+        self._due()
+        return None
+
+    def drop(self, key: PairingKey, room: RoomId) -> None:
+        """The decoder ended a room."""
+        self.scheduler.drop(key, room)
+        if room not in self.scheduler.states:
+            self._forget([room])
+        self._due()
+
+    def received(self, key: PairingKey, room: RoomId) -> None:
+        """The decoder has all of a room.
+
+        Raises:
+            Fault: see Scheduler.received.
+        """
+        self.scheduler.received(key, room)
+        self._due()
+
+    # Leaving.
+
+    def drain(self) -> None:
+        """Takes nothing new, finishes what is here, then ends the generation."""
+        if not self.scheduler.draining:
+            log.info("draining: no more rooms are taken")
+        self.scheduler.drain()
+        self._due()
+
+    # Steps.
+
+    def _due(self) -> None:
+        """Writes steps once all that arrived together was heard, so that it shares a step."""
+        if not self._pump_due:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        if self.generation.ended.done():
+            return
+        while (step := self.scheduler.next_step(monotonic())) is not None:
+            self._launch(step)
+        metrics.ROOMS_WAITING.set(self.scheduler.waiting_rooms)
+        metrics.STEPS_IN_FLIGHT.set(self.scheduler.steps_in_flight)
+        if self.scheduler.draining and self.scheduler.idle:
+            self.generation.end(Unavailable("the pipeline drained", reason="draining"))
+
+    def _launch(self, step: Step) -> None:
+        tokens: list[int] = []
+        for work in step.work:
+            tokens.extend(self._prompts[work.room][work.begin : work.end])
+        for entry in step.entries:
+            if not isinstance(entry, RoomAdmitted):
+                metrics.ROOMS_ENDED_TOTAL.labels(reason="done" if isinstance(entry, RoomDone) else "dropped").inc()
+        self._forget([e.room for e in step.entries if not isinstance(e, RoomAdmitted)])
+        self.generation.run(step, tokens=tokens)
+
+    def _applied(self, number: StepNumber) -> None:
+        try:
+            self.scheduler.applied(number)
+        except KvmeshError as error:
+            self.generation.end(error)
+        self._due()
+
+    def _forget(self, rooms: Sequence[RoomId]) -> None:
+        waiting = self.scheduler.states
+        for room in rooms:
+            if room not in waiting:
+                self._prompts.pop(room, None)

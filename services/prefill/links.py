@@ -1,0 +1,110 @@
+"""What one stage sends one decoder over one link: KV frames within the decoder's credit, and first tokens.
+
+The step loop never waits for a link: KV that can't be sent stays in its pages until the worker is asked to copy it.
+Called by the generation (what was computed) and by the link's stream (what may be written). Touches no page.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+from google.protobuf.duration_pb2 import Duration
+
+from kvmesh.errors import Unavailable
+from kvmesh.kv.frames import FrameHeader, FrameKind, seal
+from kvmesh.kv.layout import Piece, Shard, plan_frames
+from kvmesh.protocol.ids import Generation, RoomId
+from kvmesh.protocol.scheduler import PairingKey
+from kvmesh.v1 import prefill_pb2 as pb
+from services.prefill.worker import Computed, CopyFrame, FrameCopied, Sampled
+
+
+class LinkSender:
+    """The sending half of one link."""
+
+    def __init__(
+        self,
+        key: PairingKey,
+        generation: Generation,
+        shard: Shard,
+        window_bytes: int,
+        post: Callable[[CopyFrame], None],
+    ) -> None:
+        """Args:
+        key: the pairing.
+        shard: what this stage sends.
+        window_bytes: bytes that may be in flight before the first credit.
+        post: asks the worker for a frame.
+        """
+        self.key = key
+        self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._generation = generation
+        self._shard = shard
+        self._window = window_bytes
+        self._post = post
+        self._pending: deque[tuple[RoomId, Piece]] = deque()
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()  # bounded by the window, and one record a room
+        self._asked = 0
+        self._moved_at = monotonic()
+
+    # From the generation.
+
+    def computed(self, span: Computed) -> None:
+        """Tokens of a room lie in their pages now."""
+        for piece in plan_frames(self._shard, span.begin, span.end):
+            self._pending.append((span.room, piece))
+        self._ask()
+
+    def sampled(self, first: Sampled) -> None:
+        """The last rank drew a room's first token."""
+        queued = Duration()
+        queued.FromNanoseconds(int(first.queued_seconds * 1e9))
+        payload = pb.FirstToken(token=first.token, queued=queued).SerializeToString()
+        header = FrameHeader(FrameKind.FIRST_TOKEN, room=first.room, pairing=self.key[1])
+        self._outbox.put_nowait(seal(header, payload))
+
+    def copied(self, report: FrameCopied) -> None:
+        """The worker copied a frame, or found its room ended: then the credit comes back."""
+        self._asked -= 1
+        if report.frame is None:
+            self._window += self._size(report.asked.piece)
+            self._ask()
+        else:
+            self._outbox.put_nowait(report.frame)
+
+    def end(self, error: Exception) -> None:
+        """Ends the link; its stream raises `error`. Repeated: nothing."""
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+    # From the stream.
+
+    def credit(self, num_bytes: int) -> None:
+        """The decoder wrote or discarded that many payload bytes."""
+        self._window += num_bytes
+        self._moved_at = monotonic()
+        self._ask()
+
+    async def next_message(self) -> bytes:
+        """The next message to write; called again once that one is written."""
+        self._moved_at = monotonic()
+        return await self._outbox.get()
+
+    def check_progress(self, now: float, limit_seconds: float) -> None:
+        """Cuts the link when it has something to send and nothing moved for the limit."""
+        if not (self._pending or not self._outbox.empty()) or self._asked:
+            self._moved_at = now
+        elif now - self._moved_at > limit_seconds:
+            self.end(Unavailable(f"the link made no progress for {limit_seconds:g} s", reason="link_stalled"))
+
+    def _ask(self) -> None:
+        while self._pending and self._window > 0 and not self.ended.done():
+            room, piece = self._pending.popleft()
+            self._window -= self._size(piece)
+            self._asked += 1
+            self._post(CopyFrame(self._generation, self.key, room, piece))
+
+    def _size(self, piece: Piece) -> int:
+        layers, tokens = piece.layer_end - piece.layer_begin, piece.token_end - piece.token_begin
+        return layers * tokens * self._shard.layer_bytes_per_token

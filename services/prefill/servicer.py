@@ -1,0 +1,227 @@
+"""What the stage serves: Steps and Control (protobuf) and Link (raw bytes). Each is one stream of the life that runs.
+
+Reads what comes in, hands it to the generation or its head, and writes what they have to say. Decides nothing.
+"""
+
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from kvmesh.descriptor import DTYPE_NAMES
+from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
+from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, open_frame, seal
+from kvmesh.kv.layout import DTypeName, is_exact_cast
+from kvmesh.protocol.ids import Incarnation, PairingNumber, RoomId
+from kvmesh.protocol.scheduler import PairingKey
+from kvmesh.protocol.version import PROTOCOL_VERSION
+from kvmesh.rpc.tasks import race
+from kvmesh.telemetry import logs, metrics
+from kvmesh.v1 import prefill_pb2 as pb
+from kvmesh.v1 import types_pb2
+from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer
+from services.prefill.generation import Generation
+from services.prefill.head import Head
+from services.prefill.life import StageLife
+from services.prefill.links import LinkSender
+from services.prefill.wire import step_from
+
+log = logs.get(__name__)
+
+StepsContext = grpc.aio.ServicerContext[pb.StepsRequest, pb.StepsResponse]
+ControlContext = grpc.aio.ServicerContext[pb.ControlRequest, pb.ControlResponse]
+RawContext = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class PrefillServicer(PrefillServiceServicer):
+    """Streams of one stage."""
+
+    def __init__(self, life: Callable[[], StageLife]) -> None:
+        """Args:
+        life: the life that runs now.
+
+        Raises (through the returned streams):
+            Unavailable: the stage is between two lives.
+        """
+        self._life = life
+
+    # Steps.
+
+    async def Steps(  # type: ignore[override]  # noqa: N802  # a coroutine that writes to its context serves as well
+        self, requests: AsyncIterator[pb.StepsRequest], context: StepsContext
+    ) -> None:
+        """The log, from the rank before."""
+        life = self._life()
+        with life.stream():
+            first = await anext(requests, None)
+            if first is None or first.WhichOneof("message") != "open":
+                raise InvalidInput("the first message is not an open", field="open")
+            generation = life.accept(first.open)
+            try:
+                await context.write(pb.StepsResponse(opened=pb.StepOpened()))
+                await race(
+                    _read_steps(requests, generation),
+                    _write_answers(context, generation),
+                    generation.raise_when_ended(),
+                )
+            finally:
+                before = life.identity.rank - 1
+                life.end(Unavailable(f"rank {before} of {life.identity.pipeline} was lost", reason="stage_lost"))
+
+    # Control.
+
+    async def Control(  # type: ignore[override]  # noqa: N802
+        self, requests: AsyncIterator[pb.ControlRequest], context: ControlContext
+    ) -> None:
+        """The lease of a decoder's rooms."""
+        life = self._life()
+        with life.stream():
+            first = await anext(requests, None)
+            if first is None or first.WhichOneof("message") != "open":
+                raise InvalidInput("the first message is not an open", field="open")
+            generation, head, key = self._open_control(life, first.open)
+            try:
+                await context.write(pb.ControlResponse(opened=pb.ControlOpened()))
+                await race(_read_control(requests, context, head, key), generation.raise_when_ended())
+            finally:
+                head.unpair(key)
+
+    def _open_control(self, life: StageLife, opening: pb.ControlOpen) -> tuple[Generation, Head, PairingKey]:
+        if life.head is None:
+            if life.identity.rank != 0:
+                raise Misfit(f"control goes to rank 0; this is rank {life.identity.rank}")
+            raise Fenced("no generation is served here")
+        if opening.to_incarnation != life.identity.incarnation:
+            raise Fenced("meant for another process")
+        generation = life.require_serving(opening.generation)
+        key = (Incarnation(opening.decoder), PairingNumber(opening.pairing))
+        if key not in generation.links:
+            raise Fenced(f"pairing {opening.pairing} has no link to rank 0")
+        life.head.pair(key)
+        return generation, life.head, key
+
+    # Link.
+
+    async def Link(self, requests: AsyncIterator[bytes], context: RawContext) -> None:  # noqa: N802
+        """KV frames, to the decoder that dialled. Raw bytes: see prefill.proto."""
+        life = self._life()
+        with life.stream():
+            hello = _hello(await anext(requests, b""))
+            identity = life.identity
+            if hello.to_incarnation != identity.incarnation:
+                raise Fenced("meant for another process")
+            generation = life.require_serving(hello.generation)
+            _check_fit(hello, identity.descriptor, identity.shard.dtype)
+            link = generation.open_link(hello)
+            try:
+                await context.write(self._welcome(life))
+                await race(
+                    _read_credits(requests, link),
+                    _write_frames(context, link),
+                    _raise_when_cut(link),
+                    generation.raise_when_ended(),
+                )
+            finally:
+                generation.close_link(link)
+
+    def _welcome(self, life: StageLife) -> bytes:
+        identity, shard = life.identity, life.identity.shard
+        payload = pb.LinkWelcome(
+            protocol_version=PROTOCOL_VERSION,
+            stage=identity.incarnation,
+            rank=identity.rank,
+            layers=types_pb2.LayerRange(begin=shard.layer_begin, end=shard.layer_end),
+            head_begin=shard.head_begin,
+            head_end=shard.head_end,
+            dtype=identity.descriptor.dtype,
+        )
+        return seal(FrameHeader(FrameKind.WELCOME), payload.SerializeToString())
+
+
+async def _read_steps(requests: AsyncIterator[pb.StepsRequest], generation: Generation) -> None:
+    """Steps, each with all of its activations, in order, until the rank before ends the stream."""
+    async for message in requests:
+        if message.WhichOneof("message") != "step":
+            raise InvalidInput("a step was expected", field="step")
+        pieces: list[bytes] = []
+        missing = message.step.activation_bytes
+        while missing > 0:
+            piece = await anext(requests, None)
+            if piece is None:
+                return
+            if piece.WhichOneof("message") != "activations" or not 0 < len(piece.activations.payload) <= missing:
+                raise InvalidInput("activations do not add up to activation_bytes", field="activations")
+            pieces.append(piece.activations.payload)
+            missing -= len(piece.activations.payload)
+        generation.run(step_from(message.step), activations=b"".join(pieces))
+
+
+async def _write_answers(context: StepsContext, generation: Generation) -> None:
+    while True:
+        await context.write(await generation.answers.get())
+
+
+async def _read_control(
+    requests: AsyncIterator[pb.ControlRequest], context: ControlContext, head: Head, key: PairingKey
+) -> None:
+    async for message in requests:
+        kind = message.WhichOneof("message")
+        if kind == "admit":
+            refused = head.admit(key, message.admit)
+            if refused is not None:
+                await context.write(pb.ControlResponse(refused=refused))
+        elif kind == "drop":
+            head.drop(key, RoomId(message.drop))
+        elif kind == "received":
+            head.received(key, RoomId(message.received))
+        else:
+            log.warning("a decoder sent a control message of an unknown kind")
+
+
+async def _read_credits(requests: AsyncIterator[bytes], link: LinkSender) -> None:
+    async for message in requests:
+        header, _ = open_frame(message)
+        if header.kind is FrameKind.CREDIT:
+            link.credit(header.credit_bytes)
+        else:
+            log.warning("a decoder sent a frame of kind %s on its link", header.kind.name)
+
+
+async def _write_frames(context: RawContext, link: LinkSender) -> None:
+    while True:
+        message = await link.next_message()
+        await context.write(message)
+        metrics.KV_SENT_BYTES_TOTAL.inc(len(message) - HEADER_BYTES)
+
+
+async def _raise_when_cut(link: LinkSender) -> None:
+    raise await link.ended
+
+
+def _hello(message: bytes) -> pb.LinkHello:
+    """The first message of a link.
+
+    Raises:
+        InvalidInput: it is not HELLO.
+    """
+    try:
+        header, payload = open_frame(message)
+    except KvmeshError as error:
+        raise InvalidInput(f"the first message of a link is not HELLO: {error.message}", field="hello") from error
+    if header.kind is not FrameKind.HELLO:
+        raise InvalidInput(f"the first message of a link is {header.kind.name}, not HELLO", field="hello")
+    return pb.LinkHello.FromString(bytes(payload))
+
+
+def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> None:
+    """Raises:
+    Misfit: the decoder can't take this stage's KV; both values are in the message.
+    """
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise Misfit(f"protocol version: decoder {hello.protocol_version}, stage {PROTOCOL_VERSION}")
+    other = hello.descriptor
+    for name in ("model_fingerprint", "num_layers", "num_kv_heads", "head_dim"):
+        if getattr(other, name) != getattr(own, name):
+            raise Misfit(f"{name}: decoder {getattr(other, name)}, stage {getattr(own, name)}")
+    theirs = DTYPE_NAMES.get(other.dtype)
+    if theirs is None or not is_exact_cast(dtype, theirs):
+        raise Misfit(f"dtype: decoder {theirs}, stage {dtype}; the conversion would not be exact")

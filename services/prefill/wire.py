@@ -1,0 +1,96 @@
+"""Steps between the log's records and the messages of prefill.proto. Called where step streams are read and written."""
+
+from collections.abc import Iterator
+
+from google.protobuf.duration_pb2 import Duration
+
+from kvmesh.errors import InvalidInput
+from kvmesh.protocol.ids import Incarnation, PageId, PairingNumber, RoomId, StepNumber
+from kvmesh.protocol.steps import Entry, RoomAdmitted, RoomDone, RoomDropped, Sampling, Step, Work
+from kvmesh.v1 import prefill_pb2 as pb
+from kvmesh.v1 import types_pb2
+
+PIECE_BYTES = 1 << 20
+"""Activations travel in pieces of this size, so that progress shows while a large step is under way."""
+
+
+def sampling_from(message: types_pb2.Sampling) -> Sampling:
+    """How a token is drawn; top_p absent is 1."""
+    return Sampling(message.temperature, message.top_k, message.top_p or 1.0, message.seed)
+
+
+def step_to_messages(step: Step, activations: bytes) -> Iterator[pb.StepsRequest]:
+    """One Step and its activations in pieces."""
+    yield pb.StepsRequest(
+        step=pb.Step(
+            number=step.number,
+            entries=[_entry_to(e) for e in step.entries],
+            work=[pb.StepWork(room=w.room, begin=w.begin, end=w.end) for w in step.work],
+            activation_bytes=len(activations),
+        )
+    )
+    for at in range(0, len(activations), PIECE_BYTES):
+        yield pb.StepsRequest(activations=pb.Activations(payload=activations[at : at + PIECE_BYTES]))
+
+
+def step_from(message: pb.Step) -> Step:
+    """The log's record of a message.
+
+    Raises:
+        InvalidInput: an entry of a kind this version does not know. Unlike elsewhere it can't be passed over: the log is
+            whole or it is not the log.
+    """
+    return Step(
+        StepNumber(message.number),
+        tuple(_entry_from(e) for e in message.entries),
+        tuple(Work(RoomId(w.room), w.begin, w.end) for w in message.work),
+    )
+
+
+def _entry_to(entry: Entry) -> pb.StepEntry:
+    if isinstance(entry, RoomDone):
+        return pb.StepEntry(done=entry.room)
+    if isinstance(entry, RoomDropped):
+        return pb.StepEntry(drop=entry.room)
+    queued = Duration()
+    queued.FromNanoseconds(int(entry.queued_seconds * 1e9))
+    return pb.StepEntry(
+        admit=pb.RoomAdmitted(
+            room=entry.room,
+            pairing=entry.pairing,
+            decoder=entry.decoder,
+            prompt_len=entry.prompt_len,
+            cached_len=entry.cached_len,
+            pages=entry.pages,
+            sampling=types_pb2.Sampling(
+                temperature=entry.sampling.temperature,
+                top_k=entry.sampling.top_k,
+                top_p=entry.sampling.top_p,
+                seed=entry.sampling.seed,
+            ),
+            output_index=entry.output_index,
+            queued=queued,
+        )
+    )
+
+
+def _entry_from(message: pb.StepEntry) -> Entry:
+    kind = message.WhichOneof("entry")
+    if kind == "done":
+        return RoomDone(RoomId(message.done))
+    if kind == "drop":
+        return RoomDropped(RoomId(message.drop))
+    if kind != "admit":
+        raise InvalidInput("a step holds an entry of an unknown kind", field="step.entries")
+    admit = message.admit
+    return RoomAdmitted(
+        RoomId(admit.room),
+        PairingNumber(admit.pairing),
+        Incarnation(admit.decoder),
+        admit.prompt_len,
+        admit.cached_len,
+        tuple(PageId(p) for p in admit.pages),
+        sampling_from(admit.sampling),
+        admit.output_index,
+        admit.queued.ToNanoseconds() / 1e9,
+    )
