@@ -14,6 +14,7 @@ PageId = NewType("PageId", int)
 Rank = NewType("Rank", int)
 StepNumber = NewType("StepNumber", int)
 Term = NewType("Term", int)
+LeaseId = NewType("LeaseId", int)
 
 COUNT_BITS = 40
 TERM_BITS = 23

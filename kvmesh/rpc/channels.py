@@ -50,6 +50,7 @@ def _common_options(watchdog_seconds: float) -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", _half_ms(watchdog_seconds)),
         ("grpc.keepalive_timeout_ms", _half_ms(watchdog_seconds)),
+        ("grpc.http2.ping_timeout_ms", _half_ms(watchdog_seconds)),  # a minute otherwise, and it is this one that ends
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

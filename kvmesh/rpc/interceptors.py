@@ -35,10 +35,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         name = handler_call_details.method
         make, behaviour = _kind(method)
-        if method.response_streaming:
-            wrapped = _streaming(name, behaviour)
-        else:
-            wrapped = _unary(name, behaviour)
+        wrapped = _streaming(name, behaviour) if method.response_streaming else _unary(name, behaviour)
         return make(
             wrapped,
             request_deserializer=method.request_deserializer,
@@ -48,13 +45,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 def _kind(method: grpc.RpcMethodHandler[Any, Any]) -> tuple[Callable[..., grpc.RpcMethodHandler[Any, Any]], _Behaviour]:
     """How a method of this kind is made, and what it does."""
+    make: Callable[..., grpc.RpcMethodHandler[Any, Any]]
+    behaviour: Any
     if method.request_streaming and method.response_streaming:
-        return grpc.stream_stream_rpc_method_handler, method.stream_stream
-    if method.request_streaming:
-        return grpc.stream_unary_rpc_method_handler, method.stream_unary
-    if method.response_streaming:
-        return grpc.unary_stream_rpc_method_handler, method.unary_stream
-    return grpc.unary_unary_rpc_method_handler, method.unary_unary
+        make, behaviour = grpc.stream_stream_rpc_method_handler, method.stream_stream
+    elif method.request_streaming:
+        make, behaviour = grpc.stream_unary_rpc_method_handler, method.stream_unary
+    elif method.response_streaming:
+        make, behaviour = grpc.unary_stream_rpc_method_handler, method.unary_stream
+    else:
+        make, behaviour = grpc.unary_unary_rpc_method_handler, method.unary_unary
+    return make, behaviour
 
 
 def _unary(name: str, behaviour: _Behaviour) -> _Behaviour:

@@ -24,13 +24,13 @@ from kvmesh.rpc.address import Address, advertised, parse, why_not_bindable
 from kvmesh.rpc.channels import server_options
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import ErrorInterceptor
-from kvmesh.settings import setting
+from kvmesh.settings import BAD_CONFIG_EXIT, setting
 from kvmesh.telemetry import logs
 from kvmesh.telemetry.page import MetricsPage
 
 log = logs.get(__name__)
 
-FAILED_EXIT, BAD_CONFIG_EXIT, MISFIT_EXIT, STALE_TERM_EXIT = 1, 2, 3, 4
+FAILED_EXIT, MISFIT_EXIT, STALE_TERM_EXIT = 1, 3, 4
 
 _LAST_CALLS_SECONDS = 0.5
 """What calls still open after the drain get to hear of the end; they are reflection and watchers by then."""

@@ -7,7 +7,7 @@ is no `KvmeshError` leaves as INTERNAL without its text: it may hold a prompt or
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.any_pb2 import Any
@@ -59,20 +59,12 @@ _BY_CODE: dict[str, type[KvmeshError]] = {
 _Detail = TypeVar("_Detail", bound=Message)
 
 
-class Status(Protocol):
-    """What `ServicerContext.abort_with_status` takes."""
-
-    code: grpc.StatusCode
-    details: str
-    trailing_metadata: tuple[tuple[str, bytes], ...]
-
-
 def is_expected(error: BaseException) -> bool:
     """Whether the error, or each one of a group, is of the error table: everything else is a bug."""
     return _expected(error) is not None
 
 
-def to_status(error: BaseException) -> Status:
+def to_status(error: BaseException) -> grpc.Status:
     """The rich status of an error.
 
     Args:
@@ -90,7 +82,7 @@ def to_status(error: BaseException) -> Status:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(known.retry_after_seconds * 1e9))
         details.append(retry)
-    status: Status = rpc_status.to_status(
+    status: grpc.Status = rpc_status.to_status(
         status_pb2.Status(code=code_pb2.Code.Value(known.code), message=message, details=[_pack(d) for d in details])
     )
     return status

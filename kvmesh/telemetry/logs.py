@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar
 
-from kvmesh.protocol.ids import short
+_T = TypeVar("_T")
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -25,8 +26,8 @@ _MOST_FRAMES = 12
 
 _process = {"service": "kvmesh", "member": ""}
 _rank: ContextVar[str] = ContextVar("rank", default="")
-_generation: ContextVar[int] = ContextVar("generation", default=0)
-_room: ContextVar[int] = ContextVar("room", default=0)
+_generation: ContextVar[str] = ContextVar("generation", default="")
+_room: ContextVar[str] = ContextVar("room", default="")
 
 
 def setup(service: str, level: str) -> None:
@@ -58,23 +59,28 @@ def get(name: str) -> logging.Logger:
 
 
 @contextmanager
-def bind(*, rank: str | None = None, generation: int | None = None, room: int | None = None) -> Iterator[None]:
+def bind(*, rank: str | None = None, generation: str | None = None, room: str | None = None) -> Iterator[None]:
     """Names in every line logged inside, in this task and in those it starts.
 
     Args:
         rank: e.g. "p0/1", instead of the process's own member.
-        generation: its id; 0 for none.
-        room: its id; 0 for none.
+        generation: as people read it, e.g. "3.7" (`kvmesh.protocol.ids.short`).
+        room: the same.
     """
-    tokens = []
-    for variable, value in ((_rank, rank), (_generation, generation), (_room, room)):
-        if value is not None:
-            tokens.append((variable, variable.set(value)))  # type: ignore[attr-defined]
+    with _set(_rank, rank), _set(_generation, generation), _set(_room, room):
+        yield
+
+
+@contextmanager
+def _set(variable: ContextVar[_T], value: _T | None) -> Iterator[None]:
+    if value is None:
+        yield
+        return
+    token = variable.set(value)
     try:
         yield
     finally:
-        for variable, token in reversed(tokens):
-            variable.reset(token)
+        variable.reset(token)
 
 
 class _OneLine(logging.Formatter):
@@ -93,9 +99,9 @@ def _tags() -> Iterator[str]:
     if member := _rank.get() or _process["member"]:
         yield f"[{member}]"
     if generation := _generation.get():
-        yield f"[g {short(generation)}]"
+        yield f"[g {generation}]"
     if room := _room.get():
-        yield f"[room {short(room)}]"
+        yield f"[room {room}]"
 
 
 def describe(error: BaseException) -> str:
