@@ -47,8 +47,7 @@ class Runner:
     ) -> "Runner":
         """Map and pack the layers' tensors (with the embedding or head where they belong) and make their pages."""
         config = files.config
-        with torch.inference_mode():
-            weights = load_weights(files, layer_begin, layer_end, dtype=TORCH_DTYPES[dtype], device=device)
+        weights = load_weights(files, layer_begin, layer_end, dtype=TORCH_DTYPES[dtype], device=device)
         layers = (layer_begin, layer_end)
         pool = PagePool(layers, config.num_kv_heads, config.head_dim, page_size, num_pages, dtype, device)
         return cls(config, weights, pool)

@@ -4,8 +4,8 @@ Only the tensors of the layers asked for are touched: a file is mapped, not read
 the rest. Q, K and V become one linear layer, gate and up another.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -54,11 +54,11 @@ def load_weights(
     """Load layers [layer_begin, layer_end), with the embedding if they are the first and norm and head if the last."""
     config = files.config
     is_last = layer_end == config.num_layers
-    with _Reader(files, dtype, device) as read:
+    with _one_thread(), torch.inference_mode(), _Reader(files, dtype, device) as read:
         layers = [_load_layer(read, f"model.layers.{layer}.") for layer in range(layer_begin, layer_end)]
         head_name = EMBEDDING if config.tie_embeddings else LM_HEAD
         return StageWeights(
-            embedding=read.own(EMBEDDING) if layer_begin == 0 else None,
+            embedding=read.shared(EMBEDDING) if layer_begin == 0 else None,
             layers=layers,
             final_norm=read.own(FINAL_NORM) if is_last else None,
             head=read.linear(head_name) if is_last else None,
@@ -79,6 +79,17 @@ def _load_layer(read: "_Reader", prefix: str) -> LayerWeights:
     )
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Loading waits for memory, not for arithmetic, and every process of a mesh loads at once: threads only spin here."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _Reader:
     """Maps the safetensors files of a model as they are needed; what it returns outlives it."""
 
@@ -92,6 +103,10 @@ class _Reader:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    def shared(self, name: str) -> Tensor:
+        """A tensor in the dtype asked for; it stays a map of the file where that fits, so unread rows cost no memory."""
+        return self._mapped(name).to(device=self._device, dtype=self._dtype)
 
     def own(self, name: str) -> Tensor:
         """A tensor in memory of its own, in the dtype asked for."""
@@ -108,7 +123,7 @@ class _Reader:
         return Linear(self._joined(names), self._joined(biases) if has_bias else None)
 
     def _joined(self, names: Sequence[str]) -> Tensor:
-        parts = [self._mapped(name).to(device=self._device, dtype=self._dtype) for name in names]
+        parts = [self.shared(name) for name in names]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _mapped(self, name: str) -> Tensor:

@@ -19,7 +19,7 @@ import grpc
 import uvloop
 from grpc_reflection.v1alpha import reflection
 
-from kvmesh.errors import BadConfig, Misfit
+from kvmesh.errors import BadConfig, KvmeshError, Misfit
 from kvmesh.rpc.address import Address, advertised, parse, why_not_bindable
 from kvmesh.rpc.channels import server_options
 from kvmesh.rpc.health import Health
@@ -230,12 +230,13 @@ def _dialled(bound: Address, advertised_address: str) -> Address:
 
 def _exit_code(error: BaseException) -> int:
     """Tells why the process ends: configuration in one line, a bug with its traceback."""
-    leaves = list(_leaves(error))
+    leaves = _leaves(error)
     configured = [e for e in leaves if isinstance(e, BadConfig | Misfit)]
     for leaf in configured:
         print(" ".join(str(leaf).split()), file=sys.stderr)
-    if not configured:
+    if not configured or not all(isinstance(e, BadConfig | KvmeshError) for e in leaves):
         log.critical("ended by an error", exc_info=error)
+    if not configured:
         return FAILED_EXIT
     return BAD_CONFIG_EXIT if isinstance(configured[0], BadConfig) else MISFIT_EXIT
 

@@ -105,7 +105,9 @@ def _tags() -> Iterator[str]:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: what it says, and the frames it came through, innermost first."""
+    """An error in one line: what it says, and the frames it came through, innermost first. A group of one is its one."""
+    if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        return describe(error.exceptions[0])
     frames = traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]
     places = [f"{_place(f.filename)}:{f.lineno} {f.name}" for f in reversed(frames)]
     said = " ".join(f"{type(error).__name__}: {error}".split())

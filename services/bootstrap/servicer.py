@@ -136,7 +136,7 @@ class BootstrapServicer(BootstrapServiceServicer):
 
     async def WatchMesh(  # noqa: N802
         self,
-        request: pb.WatchMeshRequest,
+        request: pb.WatchMeshRequest,  # noqa: ARG002
         context: WatchContext,  # noqa: ARG002
     ) -> AsyncIterator[pb.WatchMeshResponse]:
         """The whole picture, again after each change."""

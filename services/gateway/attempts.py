@@ -4,7 +4,7 @@ One attempt is open at a time. Prompt and output so far are replayed, so no toke
 last token is here the request is done, whatever status follows. Called by the servicer.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -72,7 +72,7 @@ class Attempts:
 
     async def tokens(
         self, plan: Plan, progress: Progress, *, model: str, deadline: float
-    ) -> AsyncIterator[Sequence[int]]:
+    ) -> AsyncGenerator[Sequence[int], None]:
         """New tokens, in order, until the last. What was yielded stands in `progress` already.
 
         Args:
@@ -86,7 +86,7 @@ class Attempts:
                 async for tokens in self._once(plan, progress, model, deadline):
                     yield tokens
 
-    async def _once(self, plan: Plan, progress: Progress, model: str, deadline: float) -> AsyncIterator[Sequence[int]]:
+    async def _once(self, plan: Plan, progress: Progress, model: str, deadline: float) -> AsyncGenerator[Sequence[int], None]:
         """One room."""
         progress.attempts += 1
         metrics.ATTEMPTS_TOTAL.inc()

@@ -4,7 +4,7 @@ Checks, runs attempts, turns tokens into text, cuts at stop strings, and tells w
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from time import monotonic
 
@@ -84,7 +84,7 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def ListModels(  # noqa: N802
         self,
-        request: pb.ListModelsRequest,
+        request: pb.ListModelsRequest,  # noqa: ARG002
         context: ListContext,  # noqa: ARG002
     ) -> pb.ListModelsResponse:
         """Names the one model served."""
@@ -101,7 +101,7 @@ class InferenceServicer(InferenceServiceServicer):
             max_prompt_tokens=min(told.max_prompt_tokens or self._max_positions, self._max_positions - 1),
         )
 
-    async def _answer(self, plan: Plan, arrived: float, deadline: float) -> AsyncIterator[pb.GenerateResponse]:
+    async def _answer(self, plan: Plan, arrived: float, deadline: float) -> AsyncGenerator[pb.GenerateResponse, None]:
         progress, text = Progress(), TextOut(self._tokenizer, plan.stops)
         first_token_at = 0.0
         index = 0

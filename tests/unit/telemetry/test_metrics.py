@@ -1,0 +1,58 @@
+import re
+import urllib.request
+from typing import Any
+
+import pytest
+from prometheus_client import Counter, Gauge, Histogram
+
+from kvmesh.telemetry import metrics
+from kvmesh.telemetry.page import MetricsPage
+
+METRICS: dict[str, Any] = {n: m for n, m in vars(metrics).items() if isinstance(m, Counter | Gauge | Histogram)}
+UNITS = ("seconds", "bytes", "tokens", "pages", "rooms", "total")
+
+
+def shown(service: str) -> set[str]:
+    return {m.name for m in metrics.page_of(service).collect() if m.name.startswith("kvmesh_")}
+
+
+def test_every_name_is_there_once() -> None:
+    names = [m._name for m in METRICS.values()]
+    assert len(names) == len(set(names)) == len(shown("all of them"))
+
+
+@pytest.mark.parametrize("constant", METRICS)
+def test_a_metric_is_called_in_code_what_it_is_called_outside(constant: str) -> None:
+    metric = METRICS[constant]
+    outside = metric._name + ("_total" if isinstance(metric, Counter) else "")
+    assert outside == f"kvmesh_{constant.lower()}"
+    assert re.fullmatch(r"[a-z_]+", outside)
+
+
+@pytest.mark.parametrize("constant", [n for n, m in METRICS.items() if isinstance(m, Histogram)])
+def test_every_histogram_names_its_unit(constant: str) -> None:
+    assert METRICS[constant]._name.endswith(UNITS)
+
+
+def test_no_label_is_unbounded() -> None:
+    labels = {label for m in METRICS.values() for label in m._labelnames}
+    assert labels <= {"method", "code", "reason", "outcome", "role"}
+
+
+@pytest.mark.parametrize("service", metrics.EVERY)
+def test_a_service_shows_its_own_metrics_and_those_of_all(service: str) -> None:
+    assert {"kvmesh_ready", "kvmesh_live"} <= shown(service)
+    assert ("kvmesh_term" in shown(service)) == (service == "bootstrap")
+    assert ("kvmesh_pages_free" in shown(service)) == (service in ("prefill", "decode"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_the_page_is_served_and_its_port_is_closed_at_the_end(host: str) -> None:
+    async with MetricsPage("decode", host, 0) as page:
+        metrics.PAGES_FREE.set(17)
+        name = f"[{host}]" if ":" in host else host
+        url = f"http://{name}:{page.address[1]}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as response:
+            assert b"kvmesh_pages_free 17.0" in response.read()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(url, timeout=5)
