@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvmesh.errors import Misfit
+from kvmesh.errors import BadConfig, Misfit
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, allocate, seal_into
 from kvmesh.kv.layout import DTYPE_BYTES, DTypeName, Piece, Shard, is_exact_cast, runs
 
@@ -20,7 +20,7 @@ TORCH_DTYPES: dict[DTypeName, torch.dtype] = {"fp32": torch.float32, "bf16": tor
 
 
 class PagePool:
-    """Pages for the KV of layers [begin, end). Memory is zero-filled lazily: pages never used cost nothing on the CPU."""
+    """Pages for the KV of layers [begin, end). On the CPU pages that are never used take no memory."""
 
     def __init__(
         self,
@@ -35,15 +35,20 @@ class PagePool:
         """Args:
         layers: global layer ids, half-open.
         page_size: tokens in a page.
+
+        Raises:
+            BadConfig: the device has no memory for so many pages.
         """
         self.shard = Shard(layers[0], layers[1], 0, num_kv_heads, head_dim, dtype)
         self.page_size = page_size
         self.num_pages = num_pages
-        self.slots = torch.zeros(
-            (self.shard.num_layers, 2, num_kv_heads, num_pages * page_size, head_dim),
-            dtype=TORCH_DTYPES[dtype],
-            device=device,
-        )
+        shape = (self.shard.num_layers, 2, num_kv_heads, num_pages * page_size, head_dim)
+        try:
+            # Not cleared: nobody reads a slot before its token was written, and clearing would touch all of it.
+            self.slots = torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device)
+        except RuntimeError:
+            size = num_pages * page_size * self.shard.bytes_per_token / 2**30
+            raise BadConfig(f"no memory for {num_pages} pages of {page_size} tokens ({size:.1f} GiB)") from None
 
     def kv(self, layer: int) -> Tensor:
         """K and V of a global layer id, [2, H, P * S, D], a view."""
@@ -60,22 +65,21 @@ class PagePool:
     def copy_out(
         self, pages: Sequence[int], token_begin: int, token_end: int, layer_begin: int, layer_end: int
     ) -> bytes:
-        """The KV of [token_begin, token_end) of the room in `pages`, as a payload [L, 2, H, T, D]; one copy."""
-        piece = Piece(layer_begin, layer_end, token_begin, token_end)
-        size = self._payload_bytes(piece)
-        message, view = allocate(size)
-        self._fill(view, pages, piece)
-        del view
+        """The KV of [token_begin, token_end) of the room in `pages`, as a payload [L, 2, H, T, D].
+
+        Raises:
+            IndexError: layers or tokens lie outside the pool or the pages given.
+        """
+        message, _ = self._filled(pages, Piece(layer_begin, layer_end, token_begin, token_end))
         return message[HEADER_BYTES:]
 
     def frame(self, pages: Sequence[int], piece: Piece, *, room: int, pairing: int) -> bytes:
         """A sealed KV frame of `piece` of the room in `pages`: header and payload in one allocation, one copy.
 
         Raises:
-            IndexError: the piece lies outside the pages given.
+            IndexError: the piece lies outside the pool or the pages given.
         """
-        message, view = allocate(self._payload_bytes(piece))
-        self._fill(view, pages, piece)
+        message, view = self._filled(pages, piece)
         shard = self.shard
         seal_into(
             view,
@@ -111,20 +115,20 @@ class PagePool:
             offset = token - header.token_begin
             self.slots[layers, :, heads, slot : slot + count].copy_(source[:, :, :, offset : offset + count])
 
-    def _payload_bytes(self, piece: Piece) -> int:
-        layers, tokens = piece.layer_end - piece.layer_begin, piece.token_end - piece.token_begin
-        return layers * tokens * self.shard.layer_bytes_per_token
-
-    def _fill(self, message: memoryview, pages: Sequence[int], piece: Piece) -> None:
-        """Copy the piece into `message[64:]`."""
-        begin = self.shard.layer_begin
-        source = self.slots[piece.layer_begin - begin : piece.layer_end - begin]
-        tokens = piece.token_end - piece.token_begin
-        shape = (source.shape[0], 2, self.shard.num_heads, tokens, self.shard.head_dim)
-        target = torch.frombuffer(message, dtype=self.slots.dtype, offset=HEADER_BYTES).view(shape)
+    def _filled(self, pages: Sequence[int], piece: Piece) -> tuple[bytes, memoryview]:
+        """A message whose payload is the piece and whose header is still to be sealed."""
+        shard = self.shard
+        if not shard.layer_begin <= piece.layer_begin < piece.layer_end <= shard.layer_end:
+            raise IndexError(f"{piece} is outside the pool's layers [{shard.layer_begin}, {shard.layer_end})")
+        source = self.slots[piece.layer_begin - shard.layer_begin : piece.layer_end - shard.layer_begin]
+        num_tokens = piece.token_end - piece.token_begin
+        message, view = allocate(source.shape[0] * num_tokens * shard.layer_bytes_per_token)
+        shape = (source.shape[0], 2, shard.num_heads, num_tokens, shard.head_dim)
+        target = torch.frombuffer(view, dtype=self.slots.dtype, offset=HEADER_BYTES).view(shape)
         for slot, token, count in runs(pages, self.page_size, piece.token_begin, piece.token_end):
             offset = token - piece.token_begin
             target[:, :, :, offset : offset + count].copy_(source[:, :, :, slot : slot + count])
+        return message, view
 
     def _check_fit(self, pages: Sequence[int], header: FrameHeader) -> None:
         shard = self.shard

@@ -49,9 +49,7 @@ class Cut:
 _GPT2 = Cut()
 _LLAMA3 = Cut(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", ignore_merges=True, add_bos=True)
 _QWEN2 = Cut(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}", nfc=True)
-_TEKKEN = Cut(
-    rf"{_CASED_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}", ignore_merges=True, add_bos=True
-)
+_TEKKEN = Cut(rf"{_CASED_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}", ignore_merges=True, add_bos=True)
 CUTS: Mapping[str, Cut] = {
     "default": _GPT2,
     "gpt-2": _GPT2,

@@ -183,12 +183,12 @@ class Registry:
         members = [lease.descriptor for lease in self._leases.values()]
         if not members:
             return MeshLimits()
-        stages = [lease.descriptor for lease in self._leases.values() if lease.pipeline]
         max_tokens = min(d.max_tokens for d in members)
-        pools = [d.num_pages * d.page_size for d in members]
+        stages = [d.num_pages * d.page_size for d in self._descriptors(stages=True)]
+        decoders = [d.num_pages * d.page_size for d in self._descriptors(stages=False)]
         return MeshLimits(
-            max_tokens=min(max_tokens, *pools),
-            max_prompt_tokens=min([max_tokens - 1, *(d.num_pages * d.page_size for d in stages)]),
+            max_tokens=min([max_tokens, *decoders]),
+            max_prompt_tokens=min([max_tokens - 1, *stages]),
             model_name=members[0].model_name,
             model_fingerprint=members[0].model_fingerprint,
         )
@@ -202,6 +202,9 @@ class Registry:
         """Seconds since a lease was heard."""
         known = self._leases.get(lease)
         return max(0.0, now - known.heard_at) if known is not None else 0.0
+
+    def _descriptors(self, *, stages: bool) -> list[Descriptor]:
+        return [lease.descriptor for lease in self._leases.values() if bool(lease.pipeline) is stages]
 
     def _heard(self, lease: LeaseId, now: float) -> _Lease | None:
         known = self._leases.get(lease)

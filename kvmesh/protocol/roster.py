@@ -247,7 +247,7 @@ class Roster:
         return []
 
     def _seat(self, seat: Seat, stage: Registrant) -> list[Directive]:
-        if seat.state is SeatState.ADMITTED and not stage.held_generation:
+        if seat.state in (SeatState.ADMITTED, SeatState.LOST) and not stage.held_generation:
             self._end(seat.generation)  # a stage begins anew only when its generation is over
         seat.holder = stage
         seat.generation = stage.held_generation

@@ -91,8 +91,9 @@ async def _abort(name: str, error: Exception, context: grpc.aio.ServicerContext[
     """Ends the call with the error's status."""
     if isinstance(error, grpc.aio.AbortError):
         raise error  # ended already, by a servicer that is not ours
-    if isinstance(error, grpc.aio.BaseError) and context.done():
-        raise asyncio.CancelledError from error  # the client left while we wrote
+    if isinstance(error, grpc.aio.InternalError) or (isinstance(error, grpc.aio.UsageError) and context.done()):
+        log.debug("%s: the client left while it was written to", name)
+        raise asyncio.CancelledError from error  # what gRPC would have raised a moment later
     status = to_status(error)
     if not is_expected(error):
         log.error("%s failed", name, exc_info=error)

@@ -1,1 +1,1 @@
-"""Text and tokens: what the gateway does with a model's tokenizer and chat template. Torch-free."""
+"""Text and tokens: a model's tokenizer, its chat template, and text that comes token by token. Torch-free."""

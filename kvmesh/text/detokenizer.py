@@ -1,43 +1,62 @@
-"""Tokens to text, piece by piece: no piece splits a character, and all pieces joined are the whole text.
+"""Tokens to text, as they come: no piece splits a character, and all pieces joined are what decoding at once gives.
 
-Called by the gateway, one for each request. A piece is what a window of tokens says beyond what its beginning said, held back
-while it ends inside a character.
+Called by the gateway, one for each request. Works on the bytes that tokens stand for, so the cost of a token does not grow
+with the text, and nothing is decoded twice.
 """
 
+import codecs
 from collections.abc import Sequence
 
 from kvmesh.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-_LONGEST_HELD = 8
-"""Tokens a character may be spread over; bytes that are still no character then are shown as they are, replaced."""
 
 
 class IncrementalDetokenizer:
-    """The text of one growing sequence of tokens; the cost of a token does not grow with it."""
+    """The text of one growing sequence of tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, continues: bool = False) -> None:
+        """Args:
+        continues: the tokens go on after a prompt, so a space they begin with is kept even where the tokenizer drops
+            the first space of a text.
+        """
         self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._said = 0
-        """Tokens of the window whose text is out; they stay as context, since a decoder looks at the token before."""
+        self._spelling = tokenizer.spelling
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._run = bytearray()
+        """Byte tokens in a row, of a SentencePiece vocabulary: they are text only if all of them together are."""
+        self._strip = self._spelling.strips_space and not continues
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these tokens complete; empty while a character is unfinished."""
-        self._window += ids
-        before = self._tokenizer.decode(self._window[: self._said])
-        now = self._tokenizer.decode(self._window)
-        unfinished = now.endswith(_REPLACEMENT) and len(self._window) - self._said <= _LONGEST_HELD
-        if unfinished or len(now) < len(before):
-            return ""
-        return self._advance(now[len(before) :])
+        text = ""
+        for token in ids:
+            spelled = self._tokenizer.shown(token)
+            if spelled is not None:
+                text += self._take(spelled)
+        return self._stripped(text)
 
     def flush(self) -> str:
-        """What is held back, at the end."""
-        before = self._tokenizer.decode(self._window[: self._said])
-        return self._advance(self._tokenizer.decode(self._window)[len(before) :])
+        """What is held back, at the end: bytes that are no character are replaced."""
+        return self._stripped(self._settle() + self._characters.decode(b"", final=True))
 
-    def _advance(self, piece: str) -> str:
-        self._window = self._window[self._said :] if piece else self._window
-        self._said = len(self._window)
-        return piece
+    def _take(self, spelled: str) -> str:
+        byte = self._spelling.byte_of(spelled)
+        if byte is not None:
+            self._run.append(byte)
+            return ""
+        return self._settle() + self._characters.decode(self._spelling.bytes_of(spelled))
+
+    def _settle(self) -> str:
+        """The run of byte tokens, over now."""
+        run, self._run = self._run, bytearray()
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return _REPLACEMENT * len(run)
+
+    def _stripped(self, text: str) -> str:
+        if not (self._strip and text):
+            return text
+        self._strip = False
+        return text.removeprefix(" ")

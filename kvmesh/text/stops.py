@@ -1,4 +1,4 @@
-"""Stop strings over a stream of text: the output ends before the first of them, wherever pieces are cut.
+"""Stop strings over a stream of text: the output ends before the first that is complete, wherever pieces are cut.
 
 Called by the gateway, one for each request, behind the detokenizer.
 """
@@ -19,13 +19,15 @@ class StopStrings:
     def push(self, text: str) -> tuple[str, bool]:
         """Text that is safe to show, and whether a stop string was reached: then this is the last of it."""
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        # The stop string that is complete first, as if characters came one by one; of two, the longer.
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            return text[: min(found)[1]], True
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
+        shown = len(text) - keep
+        self._held = text[shown:]
+        return text[:shown], False
 
     def flush(self) -> str:
         """What is held back, at the end."""
@@ -34,7 +36,7 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest end of `text` that begins `stop` and is not all of it."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

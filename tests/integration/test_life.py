@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from toy_process import ToyProcess, toy
+from toy_process import ToyProcess, python, toy
 
 from kvmesh.errors import Unavailable
 from kvmesh.rpc.channels import dial
@@ -158,9 +158,34 @@ async def test_two_services_never_share_a_port() -> None:
     assert (code, err) == (2, f"listen is {first.address}: Address already in use\n")
 
 
-@pytest.mark.parametrize(
-    "flag", ["--watchdog-seconds=0", "--drain-seconds=-1", "--log-level=loud", "--listen=nowhere", "--advertise=[::]"]
-)
+SERVICES = [
+    ("bootstrap", ["--state-dir", "/nonexistent"]),
+    ("prefill", ["--bootstrap", "h:1", "--model", "/nonexistent"]),
+    ("decode", ["--bootstrap", "h:1", "--model", "/nonexistent"]),
+    ("gateway", ["--bootstrap", "h:1", "--model", "/nonexistent"]),
+]
+
+
+@pytest.mark.parametrize(("service", "flags"), SERVICES, ids=[s for s, _ in SERVICES])
+async def test_each_service_says_only_one_line_when_its_port_is_taken(service: str, flags: list[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with python("-m", f"services.{service}", *flags, "--listen", address) as process:
+            assert await process.end() == (2, f"listen is {address}: Address already in use\n")
+
+
+BAD_SETTINGS = [
+    "--watchdog-seconds=0",
+    "--drain-seconds=-1",
+    "--log-level=loud",
+    "--listen=nowhere",
+    "--advertise=[::]",
+]
+
+
+@pytest.mark.parametrize("flag", BAD_SETTINGS)
 async def test_a_bad_setting_is_one_line_that_names_it(flag: str) -> None:
     async with toy(flag) as process:
         code, err = await process.end()

@@ -46,12 +46,20 @@ class ToyProcess:
 
 @asynccontextmanager
 async def toy(*flags: str, **environ: str) -> AsyncIterator[ToyProcess]:
-    """Starts the toy service; whatever is left of it at the end is killed."""
+    """Starts the toy service; nothing of it is left at the end."""
+    async with python(str(TOY), *flags, **environ) as process:
+        yield process
+
+
+@asynccontextmanager
+async def python(*arguments: str, **environ: str) -> AsyncIterator[ToyProcess]:
+    """Runs Python in the repository's root; whatever is left of it at the end is killed."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("GRPC_", "KVMESH_"))}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(TOY),
-        *flags,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        *arguments,
+        cwd=ROOT,
+        env={**inherited, "PYTHONPATH": str(ROOT), **environ},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from kvmesh.errors import BadConfig, Misfit
 from kvmesh.rpc.life import Life, ServeSettings, main
 from kvmesh.settings import load_or_exit, setting
@@ -33,7 +31,7 @@ class Toy(DecodeServiceServicer):
         if toy == "stuck":
             life.watch_progress("the worker", lambda: 60.0, limit_seconds=1.0)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def add_to(self, server: Any) -> None:
         add_DecodeServiceServicer_to_server(self, server)
 
     async def GenerateRoom(self, request: Any, context: Any) -> AsyncIterator[pb.GenerateRoomResponse]:  # noqa: N802

@@ -294,7 +294,7 @@ def test_a_draining_pipeline_finishes_what_it_has_and_takes_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_every_step_applies_on_every_stage_and_all_returns_to_idle(seed: int) -> None:
-    """Invariants 1 to 3 of the protocol, at the level of rank 0: aborts, lost pairings and slow stages at random. F-P4, F-P6."""
+    """Invariants 1 to 3 at the level of rank 0: aborts, lost pairings and slow stages at random. F-P4, F-P6."""
     rng = random.Random(seed)
     head = Scheduler(limits(max_waiting_rooms=50))
     stages = [AppliedLog(8, 4) for _ in range(3)]

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.protocol import pairing, rooms, scheduler
+from kvmesh.protocol import pairing, rooms, roster, scheduler
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
-TABLES = {"scheduler": scheduler.ROOM_TABLE, "rooms": rooms.ROOM_TABLE, "pairing": pairing.PAIRING_TABLE}
+TABLES = {
+    "roster": roster.SEAT_TABLE,
+    "scheduler": scheduler.ROOM_TABLE,
+    "rooms": rooms.ROOM_TABLE,
+    "pairing": pairing.PAIRING_TABLE,
+}
 
 
 def block(name: str) -> re.Pattern[str]:

@@ -40,8 +40,7 @@ def test_every_kind_is_read_from_flags() -> None:
         "--rank",
         "1",
         "--pp-size=2",
-        "--share",
-        "-1e-3",
+        "--share=-1e-3",
         "--verbose",
         "--cache-dir",
         "/x",
@@ -99,7 +98,7 @@ def test_what_is_unknown_malformed_or_contradicting_is_named(
 
 
 def test_a_setting_that_is_needed_is_asked_for_by_both_names() -> None:
-    with pytest.raises(BadConfig, match="^bootstrap is needed: give --bootstrap or KVMESH_BOOTSTRAP$"):
+    with pytest.raises(BadConfig, match=r"^bootstrap is needed: give --bootstrap or KVMESH_BOOTSTRAP$"):
         load(Toy, [], {})
 
 

@@ -1,9 +1,11 @@
 """KV out of one pool into another, through frames, with other pages, page sizes, layers and formats."""
 
+import resource
+
 import pytest
 import torch
 
-from kvmesh.errors import Corrupt, Misfit
+from kvmesh.errors import BadConfig, Corrupt, Misfit
 from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
 from kvmesh.kv.layout import DTypeName, Piece, plan_frames
 from kvmesh.kv.pool import PagePool
@@ -120,6 +122,12 @@ def test_a_piece_outside_the_pages_can_not_be_framed() -> None:
 
 
 def test_a_pool_never_used_takes_no_memory() -> None:
-    # 64 GiB: more than any machine that runs this test has to spare.
-    pool = PagePool((0, 8), num_kv_heads=8, head_dim=128, page_size=64, num_pages=16384, dtype="fp32")
-    assert pool.slots.nbytes == 64 << 30
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pool = PagePool((0, 4), num_kv_heads=8, head_dim=128, page_size=16, num_pages=4096, dtype="fp32")
+    assert pool.slots.nbytes == 2 << 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+def test_a_pool_larger_than_memory_is_bad_configuration() -> None:
+    with pytest.raises(BadConfig, match=r"no memory for 16777216 pages of 64 tokens \(65536\.0 GiB\)"):
+        PagePool((0, 8), num_kv_heads=8, head_dim=128, page_size=64, num_pages=1 << 24, dtype="fp32")

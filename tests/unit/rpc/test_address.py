@@ -28,7 +28,7 @@ def test_both_families_and_names_are_read_and_spelled_back(text: str, host: str,
     ["", "host", "host:", "host:x", "host:65536", "host:-1", "::1:80", "[::1]", "[host]:80", "a b:1", "http://h:1"],
 )
 def test_what_is_no_address_is_refused_by_the_settings_name(text: str) -> None:
-    with pytest.raises(BadConfig, match="^bootstrap is "):
+    with pytest.raises(BadConfig, match=r"^bootstrap is "):
         parse(text, field="bootstrap")
 
 

@@ -17,9 +17,9 @@ LARGEST_ID = (1 << 64) - 1
 
 
 class Echo(PrefillServiceServicer):
-    async def Control(
+    async def Control(  # noqa: N802
         self, request: AsyncIterator[pb.ControlRequest], context: Any
-    ) -> AsyncIterator[pb.ControlResponse]:  # noqa: N802
+    ) -> AsyncIterator[pb.ControlResponse]:
         async for message in request:
             yield pb.ControlResponse(refused=pb.RoomRefused(room=message.admit.room))
 

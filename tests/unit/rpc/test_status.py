@@ -110,7 +110,7 @@ async def test_peer_errors_keeps_the_kind_and_the_details_and_names_the_peer() -
 
 
 async def test_peer_errors_lets_own_errors_pass() -> None:
-    with pytest.raises(InvalidInput, match="^mine$"), peer_errors("the decoder"):
+    with pytest.raises(InvalidInput, match=r"^mine$"), peer_errors("the decoder"):
         raise InvalidInput("mine")
 
 

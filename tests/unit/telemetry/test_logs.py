@@ -11,11 +11,10 @@ log = logs.get("kvmesh.test")
 
 
 @pytest.fixture(autouse=True)
-def logging_set_up(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Sets logging up for a stage, and leaves it as it was found."""
+def logging_restored() -> Iterator[None]:
+    """Leaves logging as it was found."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    logs.setup("prefill", "info")
     yield
     logs.identify("")
     logging.captureWarnings(False)
@@ -30,11 +29,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_a_record_is_a_line_with_time_level_and_service(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("prefill", "info")
     log.info("serving on %s", "x")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info prefill serving on x\n", capsys.readouterr().err)
 
 
 def test_member_generation_and_room_are_named_while_they_are_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("prefill", "info")
     logs.identify("p0/1")
     with logs.bind(generation="3.7"):
         with logs.bind(room="3.12"):
@@ -50,6 +51,8 @@ def test_member_generation_and_room_are_named_while_they_are_bound(capsys: pytes
 
 
 async def test_a_task_keeps_what_was_bound_when_it_began(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("prefill", "info")
+
     async def work() -> None:
         log.info("works")
 
@@ -62,11 +65,14 @@ async def test_a_task_keeps_what_was_bound_when_it_began(capsys: pytest.CaptureF
 
 
 def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("prefill", "info")
     log.info("a\nb")
     assert lines(capsys) == ["info prefill a b"]
 
 
 def test_a_traceback_is_one_line_innermost_first_with_what_caused_it(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("prefill", "info")
+
     def inner() -> None:
         raise ValueError("bad\nvalue")
 
@@ -93,6 +99,7 @@ def test_a_group_shows_each_of_its_errors_and_a_group_of_one_only_that() -> None
 
 
 def test_the_level_is_for_the_mesh_and_others_speak_from_warning_on(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("prefill", "info")
     log.debug("hidden")
     logging.getLogger("some.library").info("hidden")
     logging.getLogger("some.library").warning("shown")

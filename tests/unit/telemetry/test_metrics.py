@@ -1,3 +1,4 @@
+import asyncio
 import re
 import urllib.request
 from typing import Any
@@ -10,6 +11,11 @@ from kvmesh.telemetry.page import MetricsPage
 
 METRICS: dict[str, Any] = {n: m for n, m in vars(metrics).items() if isinstance(m, Counter | Gauge | Histogram)}
 UNITS = ("seconds", "bytes", "tokens", "pages", "rooms", "total")
+
+
+def read_page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return str(response.read().decode())
 
 
 def shown(service: str) -> set[str]:
@@ -52,7 +58,6 @@ async def test_the_page_is_served_and_its_port_is_closed_at_the_end(host: str) -
         metrics.PAGES_FREE.set(17)
         name = f"[{host}]" if ":" in host else host
         url = f"http://{name}:{page.address[1]}/metrics"
-        with urllib.request.urlopen(url, timeout=5) as response:
-            assert b"kvmesh_pages_free 17.0" in response.read()
+        assert "kvmesh_pages_free 17.0" in await asyncio.to_thread(read_page, url)
     with pytest.raises(OSError):
-        urllib.request.urlopen(url, timeout=5)
+        await asyncio.to_thread(read_page, url)
