@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,34 @@ class Running:
         return await self.ended()
 
 
+def start_in_background(name: str, log: Path, *flags: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Starts a service for a whole module of tests; the caller ends it."""
+    with log.open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"services.{name}", *flags],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+        )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.stdout.close()
+    assert line, f"{name} ended at once: {log.read_text()}"
+    return process, json.loads(line)
+
+
+def end_in_background(process: subprocess.Popen[str]) -> int:
+    """SIGTERM; the exit code. What does not end is killed, and that is a failure."""
+    process.terminate()
+    try:
+        return process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+
+
 @asynccontextmanager
 async def service(name: str, log: Path, *flags: str) -> AsyncIterator[Running]:
     """Starts `python -m services.NAME`; whatever is left of it at the end is killed."""
@@ -50,7 +79,7 @@ async def service(name: str, log: Path, *flags: str) -> AsyncIterator[Running]:
     try:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 60)
-        assert line, f"{name} ended at once: {log.read_text()}"
+        assert line, f"{name} ended at once: {log.read_text()}"  # noqa: ASYNC240
         said = json.loads(line)
         yield Running(process, said["address"], said["health"], said["metrics"], log)
     finally:
