@@ -25,7 +25,7 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 _PERMUTED = ("llama", "mistral")
 """Architectures whose q and k rows llama.cpp stores in its own rotary order."""
-_SHARD_BYTES = 2 << 30
+SHARD_BYTES = 2 << 30
 """Weights are written in files of about this size, so that a large model never lies in memory whole."""
 
 _WHOLE = {
@@ -108,12 +108,13 @@ class GgufFile:
             raise BadConfig(f"{self.path}: {name} can't be dequantised: {_line(error)}") from None
 
 
-def convert(path: Path, directory: Path) -> None:
+def convert(path: Path, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Write config.json, *.safetensors, tokenizer.json, tokenizer_config.json and generation_config.json.
 
     Args:
         path: the GGUF file.
         directory: exists and is empty.
+        shard_bytes: most bytes of weights in one file; a tensor is never cut.
 
     Raises:
         BadConfig: the file is broken, or holds something that is not supported; one line that names it.
@@ -127,7 +128,7 @@ def convert(path: Path, directory: Path) -> None:
     _write(directory / "generation_config.json", ids)
     _write(directory / "tokenizer_config.json", _tokenizer_config(file, tokenizer, config["max_position_embeddings"]))
     (directory / "tokenizer.json").write_text(tokenizer.tokenizer_json, encoding="utf-8")
-    _write_weights(file, config, directory)
+    _write_weights(file, config, directory, shard_bytes)
 
 
 def _tokenizer_config(file: GgufFile, tokenizer: GgufTokenizer, max_tokens: int) -> dict[str, Any]:
@@ -154,9 +155,9 @@ def hf_name(name: str) -> str | None:
     return f"model.layers.{layer[1]}.{_IN_LAYER[layer[2]]}.{kind}"
 
 
-def _write_weights(file: GgufFile, config: Mapping[str, Any], directory: Path) -> None:
+def _write_weights(file: GgufFile, config: Mapping[str, Any], directory: Path, shard_bytes: int) -> None:
     """All tensors as fp32, in one file or several with an index."""
-    shards = list(_shards(file))
+    shards = list(_shards(file, shard_bytes))
     files = ["model.safetensors"]
     if len(shards) > 1:
         files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
@@ -169,7 +170,7 @@ def _write_weights(file: GgufFile, config: Mapping[str, Any], directory: Path) -
         _write(directory / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
 
 
-def _shards(file: GgufFile) -> Iterator[dict[str, str]]:
+def _shards(file: GgufFile, shard_bytes: int) -> Iterator[dict[str, str]]:
     """New tensor names → those in the file, cut where one output file is full."""
     shard: dict[str, str] = {}
     size = 0
@@ -179,7 +180,7 @@ def _shards(file: GgufFile) -> Iterator[dict[str, str]]:
         name = hf_name(tensor.name)
         if name is None:
             raise BadConfig(f"{file.path}: tensor {tensor.name} has no place in a {file.architecture} model")
-        if shard and size + 4 * tensor.n_elements > _SHARD_BYTES:
+        if shard and size + 4 * tensor.n_elements > shard_bytes:
             yield shard
             shard, size = {}, 0
         shard[name] = tensor.name

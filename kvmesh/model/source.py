@@ -42,7 +42,7 @@ def resolve(model: str, cache_dir: Path) -> ModelFiles:
         BadConfig: there is no such model, it is broken or not supported, or the cache can't be written.
     """
     if model in PACKAGED:
-        return _from_gguf(_packaged(model), cache_dir, model)
+        return _from_gguf(packaged(model), cache_dir, model)
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         return _from_gguf(path, cache_dir, path.stem)
@@ -57,11 +57,11 @@ def is_converted(model: str, cache_dir: Path) -> bool:
     Raises:
         BadConfig: there is no such file.
     """
-    path = _packaged(model) if model in PACKAGED else Path(model).expanduser()
+    path = packaged(model) if model in PACKAGED else Path(model).expanduser()
     return path.suffix != ".gguf" or _target(path, _folder(cache_dir)).is_dir()
 
 
-def _packaged(model: str) -> Path:
+def packaged(model: str) -> Path:
     """The GGUF inside a package. It is found, not imported: what the package imports is not needed here."""
     module, distribution = PACKAGED[model]
     spec = importlib.util.find_spec(module)

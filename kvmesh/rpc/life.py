@@ -34,7 +34,7 @@ FAILED_EXIT, MISFIT_EXIT, STALE_TERM_EXIT = 1, 3, 4
 
 _LAST_CALLS_SECONDS = 0.5
 """What calls still open after the drain get to hear of the end; they are reflection and watchers by then."""
-_HARD_END_SECONDS = 5.0
+_HARD_END_SECONDS = 3.0
 """After the drain's time: a process that is not gone by then shows where it hangs and is ended from outside Python."""
 
 

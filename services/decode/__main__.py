@@ -2,6 +2,8 @@
 
 import secrets
 
+import torch
+
 from kvmesh.descriptor import describe
 from kvmesh.model.runner import Runner
 from kvmesh.model.source import resolve
@@ -24,6 +26,7 @@ def make(settings: DecodeSettings, life: Life) -> Decoder:
     """
     incarnation = secrets.randbits(63) | 1
     logs.identify(f"d-{incarnation:016x}"[:8])
+    torch.set_num_threads(settings.threads)
     files = resolve(settings.model, settings.cache_dir)
     dtype, num_layers = settings.dtype_name, files.config.num_layers
     descriptor = describe(

@@ -4,23 +4,32 @@ One attempt is open at a time. Prompt and output so far are replayed, so no toke
 last token is here the request is done, whatever status follows. Called by the servicer.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 
 import grpc
 
-from kvmesh.errors import DeadlineExceeded, Fault, Unavailable
-from kvmesh.rpc.channels import dial
-from kvmesh.rpc.retry import room_policy
+from kvmesh.errors import DeadlineExceeded, Fault, Full, KvmeshError, Retry, Unavailable
+from kvmesh.protocol.ids import short
+from kvmesh.rpc.retry import reconnect_policy, room_policy
 from kvmesh.rpc.status import peer_errors
-from kvmesh.telemetry import metrics
+from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import bootstrap_pb2, decode_pb2
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
 from kvmesh.v1.decode_pb2_grpc import DecodeServiceStub
-from kvmesh.v1.types_pb2 import FINISH_REASON_UNSPECIFIED, FinishReason, Member, RoomAssignment
+from kvmesh.v1.types_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_UNSPECIFIED, FinishReason, RoomAssignment
+from services.gateway.decoders import Decoders
 from services.gateway.validation import Plan
+
+log = logs.get(__name__)
+
+_AWAY = ("unreachable", "draining")
+"""Reasons by which a registry is away: another one, or the same, comes back. Nothing that runs is touched by it."""
+
+Deliver = Callable[[Sequence[int]], Awaitable[None]]
+"""Takes new tokens, in order. May end the request by setting its progress's finish reason."""
 
 
 @dataclass(slots=True)
@@ -33,83 +42,63 @@ class Progress:
     assign_seconds: float = 0.0
     """Of the attempt that brought the first token."""
     timing: decode_pb2.RoomTiming | None = None
+    """The same."""
 
-
-class Decoders:
-    """Channels to decoders, one for each process, kept while in use and for the next request."""
-
-    def __init__(self, watchdog_seconds: float) -> None:
-        self._watchdog_seconds = watchdog_seconds
-        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
-
-    def channel(self, decoder: Member) -> grpc.aio.Channel:
-        """The channel to a decoder; another incarnation at the same address gets another."""
-        key = (decoder.address, decoder.incarnation)
-        if key not in self._channels:
-            self._channels[key] = dial(decoder.address, watchdog_seconds=self._watchdog_seconds)
-        return self._channels[key]
-
-    async def forget(self, decoder: Member) -> None:
-        """A call to it failed by transport: the next one dials anew."""
-        channel = self._channels.pop((decoder.address, decoder.incarnation), None)
-        if channel is not None:
-            await channel.close()
-
-    async def close(self) -> None:
-        """Closes all."""
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+    @property
+    def is_finished(self) -> bool:
+        """The last token is here."""
+        return self.finish_reason != FINISH_REASON_UNSPECIFIED
 
 
 class Attempts:
     """Runs requests on the mesh."""
 
-    def __init__(self, registry: grpc.aio.Channel, decoders: Decoders, max_attempts: int) -> None:
+    def __init__(self, registry: grpc.aio.Channel, decoders: Decoders, *, model: str, max_attempts: int) -> None:
+        """Args:
+        model: the name that members of the mesh know.
+        max_attempts: rooms tried for one request.
+        """
         self._registry = BootstrapServiceStub(registry)
         self._decoders = decoders
-        self._max_attempts = max_attempts
+        self._model, self._max_attempts = model, max_attempts
 
-    async def tokens(
-        self, plan: Plan, progress: Progress, *, model: str, deadline: float
-    ) -> AsyncGenerator[Sequence[int], None]:
-        """New tokens, in order, until the last. What was yielded stands in `progress` already.
+    async def run(self, plan: Plan, progress: Progress, deliver: Deliver, deadline: float) -> None:
+        """Returns with the last token. Cancelling it ends the room everywhere, at once.
 
         Args:
+            deliver: called with what `progress` holds already.
             deadline: on the monotonic clock.
 
         Raises:
-            KvmeshError: why the last attempt failed.
+            InvalidInput, UnknownModel, Full, Unavailable, DeadlineExceeded: why the last attempt failed.
         """
-        async for attempt in room_policy(self._max_attempts, deadline - monotonic()):
-            with attempt:
-                async for tokens in self._once(plan, progress, model, deadline):
-                    yield tokens
+        # What the registry says of a request that was never placed is for the client; only a lost room is replaced.
+        first: list[RoomAssignment] = [await self._assign(plan, progress, deadline)]
 
-    async def _once(self, plan: Plan, progress: Progress, model: str, deadline: float) -> AsyncGenerator[Sequence[int], None]:
-        """One room."""
+        async def attempt() -> None:
+            assignment = first.pop() if first else await self._assign(plan, progress, deadline)
+            with logs.bind(room=short(assignment.room)):
+                await self._stream(plan, progress, assignment, deliver, deadline)
+
+        try:
+            await room_policy(self._max_attempts, _left(deadline))(attempt)
+        except KvmeshError as error:
+            raise _for_client(error) from error
+
+    async def _assign(self, plan: Plan, progress: Progress, deadline: float) -> RoomAssignment:
+        """A room; waits for a registry that is away."""
         progress.attempts += 1
         metrics.ATTEMPTS_TOTAL.inc()
         asked = monotonic()
-        assignment = await self._assign(plan, progress, model, deadline)
+        policy = reconnect_policy(_is_away)
+        assignment: RoomAssignment = await policy(self._ask_registry, plan, progress, deadline)
         if not progress.output:
             progress.assign_seconds = monotonic() - asked
-        async with self._room(plan, progress, assignment, deadline) as responses:
-            async for response in responses:
-                if response.index != len(progress.output) or not response.tokens:
-                    raise Fault(f"the decoder sent token {response.index}, {len(progress.output)} is next")
-                if progress.timing is None:
-                    progress.timing = response.timing
-                progress.output.extend(response.tokens)
-                progress.finish_reason = response.finish_reason
-                yield response.tokens
-                if response.finish_reason != FINISH_REASON_UNSPECIFIED:
-                    return
-        raise Unavailable("the decoder ended the room without its last token", reason="room_lost")
+        return assignment
 
-    async def _assign(self, plan: Plan, progress: Progress, model: str, deadline: float) -> RoomAssignment:
+    async def _ask_registry(self, plan: Plan, progress: Progress, deadline: float) -> RoomAssignment:
         request = bootstrap_pb2.AssignRoomRequest(
-            model=model,
+            model=self._model,
             prompt_len=len(plan.prompt) + len(progress.output),
             max_output_len=plan.max_output_len - len(progress.output),
         )
@@ -117,8 +106,24 @@ class Attempts:
             response = await self._registry.AssignRoom(request, timeout=_left(deadline))
         return response.assignment
 
+    async def _stream(
+        self, plan: Plan, progress: Progress, assignment: RoomAssignment, deliver: Deliver, deadline: float
+    ) -> None:
+        """One room, until the last token or its loss."""
+        try:
+            async with self._call(plan, progress, assignment, deadline) as responses:
+                async for response in responses:
+                    _take(response, plan, progress)
+                    await deliver(response.tokens)
+                    if progress.is_finished:
+                        return
+            raise Unavailable("the decoder ended the room without its last token", reason="room_lost")
+        except KvmeshError as error:
+            log.warning("attempt %d failed after %d tokens: %s", progress.attempts, len(progress.output), error.message)
+            raise
+
     @asynccontextmanager
-    async def _room(
+    async def _call(
         self, plan: Plan, progress: Progress, assignment: RoomAssignment, deadline: float
     ) -> AsyncIterator[AsyncIterator[decode_pb2.GenerateRoomResponse]]:
         """An open call to the decoder; cancelled on the way out, which ends the room everywhere."""
@@ -130,17 +135,44 @@ class Attempts:
             max_output_len=plan.max_output_len,
             stop_ids=plan.stop_ids,
         )
-        stub = DecodeServiceStub(self._decoders.channel(assignment.decoder))
-        with peer_errors("the decoder"):
-            call = stub.GenerateRoom(request, timeout=_left(deadline))
+        with self._decoders.use(assignment.decoder) as channel, peer_errors("the decoder"):
+            call = DecodeServiceStub(channel).GenerateRoom(request, timeout=_left(deadline))
+            metrics.ROOMS_OPEN.inc()
             try:
                 yield call.__aiter__()
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE and not error.trailing_metadata():
-                    await self._decoders.forget(assignment.decoder)
-                raise
             finally:
                 call.cancel()
+                metrics.ROOMS_OPEN.dec()
+
+
+def _take(response: decode_pb2.GenerateRoomResponse, plan: Plan, progress: Progress) -> None:
+    """Adds what came to the progress: token i only as the i-th.
+
+    Raises:
+        Fault: it is not what comes next.
+    """
+    have = len(progress.output)
+    if response.index != have or not response.tokens:
+        raise Fault(f"the decoder sent {len(response.tokens)} tokens from {response.index} on, {have} is next")
+    if have + len(response.tokens) > plan.max_output_len:
+        raise Fault(f"the decoder sent more than {plan.max_output_len} tokens")
+    if progress.timing is None:
+        progress.timing = response.timing
+    progress.output.extend(response.tokens)
+    progress.finish_reason = response.finish_reason
+    if len(progress.output) == plan.max_output_len and not progress.is_finished:
+        progress.finish_reason = FINISH_REASON_LENGTH
+
+
+def _is_away(error: BaseException) -> bool:
+    return isinstance(error, Unavailable) and error.reason in _AWAY
+
+
+def _for_client(error: KvmeshError) -> KvmeshError:
+    """What a new room could have cured, and the attempts are used up: Unavailable, by the same reason."""
+    if error.retry is not Retry.ROOM or isinstance(error, Full | Unavailable):
+        return error
+    return Unavailable(error.message, reason=error.reason, retry_after_seconds=error.retry_after_seconds)
 
 
 def _left(deadline: float) -> float:

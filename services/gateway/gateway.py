@@ -11,8 +11,9 @@ from kvmesh.rpc.tasks import race
 from kvmesh.text.template import ChatTemplate
 from kvmesh.text.tokenizer import Tokenizer
 from kvmesh.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from services.gateway.attempts import Attempts, Decoders
+from services.gateway.attempts import Attempts
 from services.gateway.config import GatewaySettings
+from services.gateway.decoders import Decoders
 from services.gateway.mesh_view import MeshView
 from services.gateway.servicer import InferenceServicer
 from services.gateway.validation import Validator
@@ -28,21 +29,19 @@ class Gateway:
         BadConfig: tokenizer or template is unusable.
         """
         self._life = life
-        self._fingerprint = files.fingerprint
         name = settings.model_name or files.name
         tokenizer = Tokenizer.open(files)
         template = ChatTemplate.open(files, tokenizer)
-        self._view = MeshView(settings.bootstrap, settings.watchdog_seconds, self._look)
+        self._view = MeshView(settings.bootstrap, settings.watchdog_seconds, files.fingerprint, self._look)
         self._registry = dial(settings.bootstrap, watchdog_seconds=settings.watchdog_seconds)
         self._decoders = Decoders(settings.watchdog_seconds)
         self._servicer = InferenceServicer(
-            name,
-            files.config.max_positions,
             tokenizer,
-            Validator(name, tokenizer, template, files.eos_ids),
+            Validator(name, tokenizer, template, eos_ids=files.eos_ids, max_positions=files.config.max_positions),
             self._view,
-            Attempts(self._registry, self._decoders, settings.max_attempts),
-            settings.request_seconds,
+            Attempts(self._registry, self._decoders, model=name, max_attempts=settings.max_attempts),
+            model_name=name,
+            request_seconds=settings.request_seconds,
         )
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -61,12 +60,8 @@ class Gateway:
         await life.draining.wait()
         await self._servicer.finish()
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         """A new picture of the mesh: ready while some pair stands."""
-        served = self._view.limits.model_fingerprint
-        if served and served != self._fingerprint:
-            self._life.set_ready(
-                False, f"the mesh serves model {served}, this gateway tokenizes for {self._fingerprint}"
-            )
-            return
-        self._life.set_ready(self._view.paired, "no pipeline and decoder are paired")
+        why_not = self._view.why_not_ready
+        self._life.set_ready(not why_not, why_not)
+        await self._decoders.keep(self._view.decoders)

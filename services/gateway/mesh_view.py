@@ -3,7 +3,7 @@
 Follows the registry's WatchMesh, again after each loss; the last picture stays until a newer one comes.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from kvmesh.errors import Unavailable
 from kvmesh.rpc.channels import dial
@@ -11,20 +11,25 @@ from kvmesh.rpc.retry import reconnect_policy
 from kvmesh.rpc.status import peer_errors
 from kvmesh.v1 import bootstrap_pb2 as pb
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
+from kvmesh.v1.types_pb2 import Member
 
 
 class MeshView:
     """The latest picture."""
 
-    def __init__(self, address: str, watchdog_seconds: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, watchdog_seconds: float, fingerprint: str, changed: Callable[[], Awaitable[None]]
+    ) -> None:
         """Args:
         address: of the registry.
+        fingerprint: of the model this gateway tokenizes for.
         changed: called after each picture.
         """
         self.limits = pb.MeshLimits()
-        self.paired = False
-        """Whether some whole pipeline and some decoder stand paired, neither draining."""
-        self._address, self._watchdog_seconds, self._changed = address, watchdog_seconds, changed
+        self.decoders: Sequence[Member] = ()
+        self._paired = False
+        self._address, self._watchdog_seconds = address, watchdog_seconds
+        self._fingerprint, self._changed = fingerprint, changed
 
     async def run(self) -> None:
         """Follows the registry until cancelled."""
@@ -32,12 +37,29 @@ class MeshView:
             async for attempt in reconnect_policy():
                 with attempt, peer_errors("the registry"):
                     async for picture in BootstrapServiceStub(channel).WatchMesh(pb.WatchMeshRequest()):
-                        self._take(picture)
+                        await self._take(picture)
                     raise Unavailable("the registry ended the watch")
 
-    def _take(self, picture: pb.WatchMeshResponse) -> None:
+    @property
+    def why_not_ready(self) -> str:
+        """Why no request can be served now; empty when one can."""
+        served = self.limits.model_fingerprint
+        if served and served != self._fingerprint:
+            return f"the mesh serves model {served[:12]}, this gateway tokenizes for {self._fingerprint[:12]}"
+        return "" if self._paired else "no pipeline and decoder are paired"
+
+    def check_model(self) -> None:
+        """Raises:
+        Unavailable: the mesh serves another model than this gateway tokenizes for.
+        """
+        served = self.limits.model_fingerprint
+        if served and served != self._fingerprint:
+            raise Unavailable(self.why_not_ready, reason="misfit")
+
+    async def _take(self, picture: pb.WatchMeshResponse) -> None:
         whole = {p.generation for p in picture.pipelines if p.generation and not any(s.load.draining for s in p.seats)}
-        decoders = [d for d in picture.decoders if not d.load.draining]
+        taking = [d for d in picture.decoders if not d.load.draining]
         self.limits = picture.limits
-        self.paired = any(g in whole for d in decoders for g in d.load.paired_generations)
-        self._changed()
+        self.decoders = [d.member for d in picture.decoders]
+        self._paired = any(g in whole for d in taking for g in d.load.paired_generations)
+        await self._changed()

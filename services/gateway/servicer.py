@@ -1,27 +1,25 @@
 """What clients call: Generate and ListModels. One call is one request, from its checks to its last token.
 
-Checks, runs attempts, turns tokens into text, cuts at stop strings, and tells where the time went. Knows no tensor.
+Checks, runs attempts, answers; counts what is open. Knows no tensor. Everything a request holds is held by its call: when the
+call ends, however it ends, the room ends too.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
-from kvmesh.errors import Unavailable
+from kvmesh.errors import DeadlineExceeded, KvmeshError, Unavailable
 from kvmesh.telemetry import metrics
-from kvmesh.text.detokenizer import IncrementalDetokenizer
-from kvmesh.text.stops import StopStrings
 from kvmesh.text.tokenizer import Tokenizer
 from kvmesh.v1 import inference_pb2 as pb
 from kvmesh.v1.inference_pb2_grpc import InferenceServiceServicer
-from kvmesh.v1.types_pb2 import FINISH_REASON_STOP, FINISH_REASON_UNSPECIFIED, FinishReason, Timing
+from services.gateway.answer import Answer
 from services.gateway.attempts import Attempts, Progress
 from services.gateway.mesh_view import MeshView
-from services.gateway.validation import Limits, Plan, Validator
+from services.gateway.validation import Validator
 
 GenerateContext = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
 ListContext = grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
@@ -32,55 +30,38 @@ class InferenceServicer(InferenceServiceServicer):
 
     def __init__(
         self,
-        model_name: str,
-        max_positions: int,
         tokenizer: Tokenizer,
         validator: Validator,
         view: MeshView,
         attempts: Attempts,
+        *,
+        model_name: str,
         request_seconds: float,
     ) -> None:
-        self._model_name, self._max_positions = model_name, max_positions
+        """Args:
+        request_seconds: time of a request whose client set no deadline.
+        """
         self._tokenizer, self._validator = tokenizer, validator
         self._view, self._attempts = view, attempts
-        self._request_seconds = request_seconds
+        self._model_name, self._request_seconds = model_name, request_seconds
         self._open = 0
         self._draining = False
         self._none_open = asyncio.Event()
         self._none_open.set()
 
-    async def Generate(  # noqa: N802
+    async def Generate(  # type: ignore[override]  # noqa: N802  # a coroutine that writes: its deadline covers the writes
         self, request: pb.GenerateRequest, context: GenerateContext
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    ) -> None:
         """Streams a completion; see inference.proto for the errors."""
-        if self._draining:
-            raise Unavailable("this gateway is leaving", reason="draining", retry_after_seconds=1.0)
         arrived = monotonic()
-        given = context.time_remaining()
-        deadline = arrived + min(given if given is not None else self._request_seconds, self._request_seconds)
+        left = context.time_remaining()
+        seconds = self._request_seconds if left is None else left
         with self._counted():
-            plan = await asyncio.to_thread(self._validator.plan, request, self._limits())
-            async with aclosing(self._answer(plan, arrived, deadline)) as answer:
-                async for response in answer:
-                    yield response
-
-    async def finish(self) -> None:
-        """Takes nothing new; returns once all that is open is answered."""
-        self._draining = True
-        await self._none_open.wait()
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._open += 1
-        metrics.REQUESTS_OPEN.set(self._open)
-        self._none_open.clear()
-        try:
-            yield
-        finally:
-            self._open -= 1
-            metrics.REQUESTS_OPEN.set(self._open)
-            if self._open == 0:
-                self._none_open.set()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._generate(request, context, arrived, arrived + seconds)
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"the request's {seconds:.3g} s are over") from error
 
     async def ListModels(  # noqa: N802
         self,
@@ -88,102 +69,49 @@ class InferenceServicer(InferenceServiceServicer):
         context: ListContext,  # noqa: ARG002
     ) -> pb.ListModelsResponse:
         """Names the one model served."""
-        model = pb.Model(
-            name=self._model_name, max_tokens=self._limits().max_tokens, vocab_size=self._tokenizer.vocab_size
-        )
+        if not self._view.limits.max_tokens:
+            raise Unavailable("nothing serves a model yet", reason="no_pair", retry_after_seconds=1.0)
+        limits = self._validator.limits(self._view.limits)
+        model = pb.Model(name=self._model_name, max_tokens=limits.max_tokens, vocab_size=self._tokenizer.vocab_size)
         return pb.ListModelsResponse(models=[model])
 
-    def _limits(self) -> Limits:
-        """The mesh's, where it has told; the model's own until then, since a request may wait for a pair."""
-        told = self._view.limits
-        return Limits(
-            max_tokens=min(told.max_tokens or self._max_positions, self._max_positions),
-            max_prompt_tokens=min(told.max_prompt_tokens or self._max_positions, self._max_positions - 1),
-        )
+    async def finish(self) -> None:
+        """Takes nothing new; returns once all that is open is answered."""
+        self._draining = True
+        await self._none_open.wait()
 
-    async def _answer(self, plan: Plan, arrived: float, deadline: float) -> AsyncGenerator[pb.GenerateResponse, None]:
-        progress, text = Progress(), TextOut(self._tokenizer, plan.stops)
-        first_token_at = 0.0
-        index = 0
-        reason: FinishReason.ValueType = FINISH_REASON_UNSPECIFIED
-        async with aclosing(self._attempts.tokens(plan, progress, model=self._model_name, deadline=deadline)) as tokens:
-            async for new in tokens:
-                first_token_at = first_token_at or monotonic()
-                piece, used, stopped = text.push(new)
-                if stopped or progress.finish_reason != FINISH_REASON_UNSPECIFIED:
-                    reason = FINISH_REASON_STOP if stopped else progress.finish_reason
-                    piece += "" if stopped else text.flush()
-                    yield self._last(plan, progress, index, new[:used], piece, reason, arrived, first_token_at)
-                    return
-                yield pb.GenerateResponse(
-                    index=index, tokens=new, text=piece, seed=plan.sampling.seed if not index else 0
-                )
-                index += used
-        raise Unavailable("the mesh ended the request without its last token", reason="room_lost")
+    async def _generate(
+        self, request: pb.GenerateRequest, context: GenerateContext, arrived: float, deadline: float
+    ) -> None:
+        if self._draining:
+            raise Unavailable("this gateway is leaving", reason="draining", retry_after_seconds=1.0)
+        self._view.check_model()
+        limits = self._validator.limits(self._view.limits)
+        # Tokenizing a long prompt takes up to a second; tokenizers does it without the GIL.
+        plan = await asyncio.to_thread(self._validator.plan, request, limits)
+        progress = Progress()
+        answer = Answer(plan, progress, self._tokenizer, context.write, arrived)
+        await self._attempts.run(plan, progress, answer.deliver, deadline)
 
-    def _last(
-        self,
-        plan: Plan,
-        progress: Progress,
-        index: int,
-        tokens: Sequence[int],
-        text: str,
-        reason: FinishReason.ValueType,
-        arrived: float,
-        first_token_at: float,
-    ) -> pb.GenerateResponse:
-        now = monotonic()
-        metrics.TIME_TO_FIRST_TOKEN_SECONDS.observe(first_token_at - arrived)
-        return pb.GenerateResponse(
-            index=index,
-            tokens=tokens,
-            text=text,
-            finish_reason=reason,
-            usage=pb.Usage(prompt_tokens=len(plan.prompt), output_tokens=index + len(tokens)),
-            timing=_timing(progress, first_token_at - arrived, now - first_token_at),
-            seed=plan.sampling.seed if not index else 0,
-        )
-
-
-class TextOut:
-    """Tokens to text, up to a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
-        self._stops = StopStrings(stops)
-
-    def push(self, tokens: Sequence[int]) -> tuple[str, int, bool]:
-        """Text that these tokens completed, how many of them were used, and whether a stop string ended it."""
-        text = ""
-        for count, token in enumerate(tokens, 1):
-            piece, stopped = self._stops.push(self._detokenizer.push([token]))
-            text += piece
-            if stopped:
-                return text, count, True
-        return text, len(tokens), False
-
-    def flush(self) -> str:
-        """What was held back."""
-        piece, stopped = self._stops.push(self._detokenizer.flush())
-        return piece if stopped else piece + self._stops.flush()
-
-
-def _timing(progress: Progress, to_first_seconds: float, decode_seconds: float) -> Timing:
-    """The parts add up to the time to the first token: `other` is what no part names."""
-    parts = {"assign": progress.assign_seconds}
-    room = progress.timing
-    if room is not None:
-        for name in ("reserve", "queue", "prefill", "transfer_tail", "join"):
-            parts[name] = getattr(room, name).ToNanoseconds() / 1e9
-    parts["other"] = to_first_seconds - sum(parts.values())
-    timing = Timing(attempts=progress.attempts)
-    parts |= {"time_to_first_token": to_first_seconds, "decode": decode_seconds}
-    for name, seconds in parts.items():
-        getattr(timing, name).CopyFrom(_duration(seconds))
-    return timing
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(max(0, int(seconds * 1e9)))
-    return duration
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts the request while it is open, and how it ended."""
+        self._open += 1
+        self._none_open.clear()
+        metrics.REQUESTS_OPEN.set(self._open)
+        code = "INTERNAL"
+        try:
+            yield
+            code = "OK"
+        except KvmeshError as error:
+            code = error.code
+            raise
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
+        finally:
+            self._open -= 1
+            metrics.REQUESTS_OPEN.set(self._open)
+            metrics.REQUESTS_TOTAL.labels(code=code).inc()
+            if self._open == 0:
+                self._none_open.set()

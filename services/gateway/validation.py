@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvmesh.errors import InvalidInput, UnknownModel
 from kvmesh.text.template import ChatTemplate
 from kvmesh.text.tokenizer import Tokenizer
+from kvmesh.v1 import bootstrap_pb2
 from kvmesh.v1 import inference_pb2 as pb
 from kvmesh.v1.types_pb2 import Sampling
 
@@ -38,16 +39,34 @@ class Plan:
     sampling: Sampling
     stop_ids: Sequence[int]
     stops: Sequence[str]
+    continues: bool
+    """The output goes on where the prompt ends, as opposed to a turn of its own in a conversation."""
 
 
 class Validator:
     """Checks requests against one model."""
 
     def __init__(
-        self, model_name: str, tokenizer: Tokenizer, template: ChatTemplate | None, eos_ids: Sequence[int]
+        self,
+        model_name: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        eos_ids: Sequence[int],
+        max_positions: int,
     ) -> None:
+        """Args:
+        eos_ids: the model's own end-of-text tokens.
+        max_positions: the model's own limit on prompt plus output, in tokens.
+        """
         self._model_name = model_name
-        self._tokenizer, self._template, self._eos_ids = tokenizer, template, eos_ids
+        self._tokenizer, self._template = tokenizer, template
+        self._eos_ids, self._max_positions = eos_ids, max_positions
+
+    def limits(self, told: bootstrap_pb2.MeshLimits) -> Limits:
+        """The mesh's, where it has told; the model's own until then, since a request may wait for a pair."""
+        max_tokens = min(told.max_tokens or self._max_positions, self._max_positions)
+        return Limits(max_tokens, min(told.max_prompt_tokens or max_tokens, max_tokens - 1))
 
     def plan(self, request: pb.GenerateRequest, limits: Limits) -> Plan:
         """Checks and tokenizes; may take long for a long prompt, so it runs in a thread.
@@ -66,7 +85,14 @@ class Validator:
         self._check_stops(request)
         prompt = self._prompt(request, limits)
         stop_ids = list(request.stop_ids) + ([] if request.ignore_eos else list(self._eos_ids))
-        return Plan(prompt, _output_len(request, len(prompt), limits), sampling, stop_ids, list(request.stop))
+        return Plan(
+            prompt=prompt,
+            max_output_len=_output_len(request, len(prompt), limits),
+            sampling=sampling,
+            stop_ids=list(dict.fromkeys(stop_ids)),
+            stops=list(request.stop),
+            continues=request.WhichOneof("input") != "chat",
+        )
 
     def _check_stops(self, request: pb.GenerateRequest) -> None:
         if len(request.stop) > MAX_STOPS:
@@ -81,44 +107,59 @@ class Validator:
     def _prompt(self, request: pb.GenerateRequest, limits: Limits) -> Sequence[int]:
         kind = request.WhichOneof("input")
         if kind == "tokens":
-            if not request.tokens.ids:
-                raise InvalidInput("at least one token is needed", field="tokens.ids")
-            _check_length(len(request.tokens.ids), limits, "tokens.ids")
-            self._check_ids(request.tokens.ids, "tokens.ids")
-            return list(request.tokens.ids)
-        if kind == "prompt":
-            if not request.prompt:
-                raise InvalidInput("the prompt is empty", field="prompt")
-            self._check_bytes(request.prompt, limits, "prompt")
-            prompt = self._tokenizer.encode(request.prompt)
+            prompt: Sequence[int] = request.tokens.ids
+            field = "tokens.ids"
+        elif kind == "prompt":
+            self._check_bytes(len(request.prompt.encode()), limits, "prompt")
+            prompt = self._tokenizer.encode(request.prompt) if request.prompt else []
+            field = "prompt"
         elif kind == "chat":
             prompt = self._tokenizer.encode_rendered(self._render(request.chat, limits))
+            field = "chat.messages"
         else:
             raise InvalidInput("one of prompt, chat and tokens is needed", field="input")
         if not prompt:
-            raise InvalidInput("the prompt holds no token", field=kind)
-        _check_length(len(prompt), limits, kind)
-        return prompt
+            raise InvalidInput("it is empty; at least one token is needed", field=field)
+        if len(prompt) > limits.max_prompt_tokens:
+            raise InvalidInput(
+                f"{len(prompt)} prompt tokens exceed the limit of {limits.max_prompt_tokens}",
+                reason="too_long",
+                field=field,
+            )
+        self._check_ids(prompt, field)
+        return list(prompt)
 
     def _render(self, chat: pb.Chat, limits: Limits) -> str:
+        field = "chat.messages"
         if self._template is None:
             raise InvalidInput("this model has no chat template; send prompt or tokens", field="chat")
         if not chat.messages:
-            raise InvalidInput("at least one message is needed", field="chat.messages")
+            raise InvalidInput("at least one message is needed", field=field)
+        if len(chat.messages) > limits.max_prompt_tokens:
+            raise InvalidInput(
+                f"{len(chat.messages)} messages can't fit {limits.max_prompt_tokens} prompt tokens",
+                reason="too_long",
+                field=field,
+            )
         for index, message in enumerate(chat.messages):
             if message.role not in ROLES:
-                where = f"chat.messages[{index}].role"
-                raise InvalidInput(f"role {message.role[:40]!r} is unknown; one of {', '.join(ROLES)}", field=where)
-            self._check_bytes(message.content, limits, f"chat.messages[{index}].content")
-        return self._template.render([{"role": m.role, "content": m.content} for m in chat.messages])
+                raise InvalidInput(
+                    f"role {message.role[:40]!r} is unknown; one of {', '.join(ROLES)} is needed",
+                    field=f"{field}[{index}].role",
+                )
+        self._check_bytes(sum(len(message.content.encode()) for message in chat.messages), limits, field)
+        text = self._template.render([{"role": m.role, "content": m.content} for m in chat.messages])
+        self._check_bytes(len(text.encode()), limits, field)
+        return text
 
-    def _check_bytes(self, text: str, limits: Limits, field: str) -> None:
+    def _check_bytes(self, size: int, limits: Limits, field: str) -> None:
         """Refuses what can't fit before it is tokenized: no token stands for more bytes than the longest of them."""
         most = limits.max_prompt_tokens * self._tokenizer.longest_token_bytes
-        size = len(text.encode())
         if size > most:
             raise InvalidInput(
-                f"{size} bytes can't fit {limits.max_prompt_tokens} prompt tokens", reason="too_long", field=field
+                f"{size} bytes are over the {most} that {limits.max_prompt_tokens} prompt tokens can hold",
+                reason="too_long",
+                field=field,
             )
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
@@ -128,28 +169,16 @@ class Validator:
                 raise InvalidInput(f"token id {token} is not below the vocabulary's {size}", field=f"{field}[{index}]")
 
 
-def _check_length(length: int, limits: Limits, field: str) -> None:
-    if length > limits.max_prompt_tokens:
-        raise InvalidInput(
-            f"{length} prompt tokens exceed the limit of {limits.max_prompt_tokens}", reason="too_long", field=field
-        )
-
-
 def _output_len(request: pb.GenerateRequest, prompt_len: int, limits: Limits) -> int:
-    room = limits.max_tokens - prompt_len
-    if room < 1:
+    left = limits.max_tokens - prompt_len
+    if request.max_output_tokens > left:
         raise InvalidInput(
-            f"{prompt_len} prompt tokens leave no room for output: prompt and output share {limits.max_tokens}",
+            f"{prompt_len} prompt tokens and {request.max_output_tokens} of output exceed the limit of"
+            f" {limits.max_tokens}",
             reason="too_long",
             field="max_output_tokens",
         )
-    if request.max_output_tokens > room:
-        raise InvalidInput(
-            f"{prompt_len} prompt tokens and {request.max_output_tokens} of output exceed the limit of {limits.max_tokens}",
-            reason="too_long",
-            field="max_output_tokens",
-        )
-    return request.max_output_tokens or min(DEFAULT_OUTPUT_TOKENS, room)
+    return request.max_output_tokens or min(DEFAULT_OUTPUT_TOKENS, left)
 
 
 def _sampling(request: pb.GenerateRequest) -> Sampling:

@@ -2,6 +2,8 @@
 
 import secrets
 
+import torch
+
 from kvmesh.descriptor import describe
 from kvmesh.kv.layout import Shard
 from kvmesh.model.runner import Runner
@@ -26,6 +28,7 @@ def make(settings: PrefillSettings, life: Life) -> PrefillStage:
         BadConfig: the model or a setting is unusable.
     """
     logs.identify(f"{settings.pipeline}/{settings.rank}")
+    torch.set_num_threads(settings.threads)
     files = resolve(settings.model, settings.cache_dir)
     config, dtype = files.config, settings.dtype_name
     begin, end = settings.layer_range(config.num_layers)

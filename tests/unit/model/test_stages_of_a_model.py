@@ -78,6 +78,7 @@ def test_a_stage_reads_only_its_own_tensors(tiny: Callable[[str], Tiny]) -> None
 
 def test_the_caller_is_called_after_every_layer(tiny: Callable[[str], Tiny]) -> None:
     runner, seen = load(tiny("llama2")), []
+    runner.pool.slots.zero_()
     runner.forward(
         [Span([0], 0, 2, sample=False)],
         torch.tensor([1, 2]),
