@@ -39,6 +39,7 @@ class LocalMesh:
         self.logs = directory / "logs"
         self.exit_codes: dict[str, int] = {}
         """How each ended, after leaving."""
+        self._announced: dict[str, asyncio.Event] = {}
         self._state_dir = directory / "registry"
         self._restarted = restarted
 
@@ -91,20 +92,17 @@ class LocalMesh:
     async def start(self, spec: ChildSpec) -> Child:
         """Starts a child, or the next life of one."""
         child = self.children[spec.name] = await Child.start(spec, self.logs)
+        self._announced.setdefault(spec.name, asyncio.Event())
         return child
 
     async def start_again(self, child: Child) -> Child:
         """Starts the next life of a child that ended."""
         return await self.start(_where_it_was(child))
 
-    async def announced(self) -> None:
-        """Waits until every child serves.
-
-        Raises:
-            ChildDied: one ended before.
-        """
-        for child in list(self.children.values()):
-            await child.announced()
+    async def serving(self) -> None:
+        """Waits until every child has announced itself, in this life or a later one; `watch` must run beside it."""
+        for announced in list(self._announced.values()):
+            await announced.wait()
 
     async def watch(self) -> None:
         """Watches every child until cancelled.
@@ -121,6 +119,7 @@ class LocalMesh:
             child = self.children[name]
             try:
                 await child.announced()
+                self._announced[name].set()
                 await child.died()
             except ChildDied as died:
                 if self._restarted is None or died.exit_code in _FINAL_CODES:

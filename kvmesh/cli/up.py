@@ -149,7 +149,7 @@ class _Up:
         try:
             with self._console.status("starting"):
                 async with asyncio.timeout(self._flags.start_seconds):
-                    await self._mesh.announced()
+                    await self._mesh.serving()
                     await self._paired.wait()
                     await until_ready(self._mesh.health("gateway"))
         except TimeoutError:

@@ -46,7 +46,7 @@ def resolve(model: str, cache_dir: Path) -> ModelFiles:
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         return _from_gguf(path, cache_dir, path.stem)
-    if path.is_dir():
+    if model and path.is_dir():
         return ModelFiles.open(path)
     raise BadConfig(f"model {model!r} is neither a *.gguf file nor a directory, nor one of: {', '.join(PACKAGED)}")
 

@@ -15,6 +15,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
 )
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -25,6 +26,9 @@ _FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 """For steps and gaps between tokens."""
 _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """For what a client waits for."""
+
+# They are a line for each series that no one reads: a restart shows in process_start_time_seconds.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 _members: list[tuple[MetricWrapperBase, tuple[str, ...]]] = []

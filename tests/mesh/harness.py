@@ -22,6 +22,7 @@ from kvmesh.cli.mesh import LocalMesh
 from kvmesh.cli.processes import Child
 from kvmesh.cli.shape import Shape
 from kvmesh.cli.watch import pictures, standing_pairs, until_ready
+from kvmesh.rpc.tasks import race
 from kvmesh.v1 import bootstrap_pb2 as pb
 
 START_SECONDS = 60.0
@@ -80,9 +81,7 @@ class Mesh:
         await self._local.__aenter__()
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._local.announced()
-                await self.paired()
-                await until_ready(self._local.health("gateway"))
+                await race(self._local.watch(), self._ready())
         except BaseException as error:
             await self._local.kill()
             error.add_note(self._ends_of_logs())
@@ -107,6 +106,11 @@ class Mesh:
         if error is None:
             ended_badly = {n: code for n, code in self._local.exit_codes.items() if code != 0 and n not in self._lost}
             assert not ended_badly, f"{ended_badly}\n{self._ends_of_logs()}"
+
+    async def _ready(self) -> None:
+        await self._local.serving()
+        await self.paired()
+        await until_ready(self._local.health("gateway"))
 
     # Where it is.
 

@@ -106,6 +106,7 @@ class Made:
     tie: bool = True
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
     seed: int = 0
+    head_dim: int = HEAD_DIM
 
     def weights(self) -> dict[str, Array]:
         """Random weights by Hugging Face's names."""
@@ -121,7 +122,7 @@ class Made:
         return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
     def _layer(self) -> dict[str, tuple[int, ...]]:
-        q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+        q, kv = HEADS * self.head_dim, KV_HEADS * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (HIDDEN,),
             "post_attention_layernorm.weight": (HIDDEN,),
@@ -136,7 +137,7 @@ class Made:
         if self.architecture == "qwen2":
             shapes |= {f"self_attn.{n}_proj.bias": (size,) for n, size in (("q", q), ("k", kv), ("v", kv))}
         if self.architecture == "qwen3":
-            shapes |= {"self_attn.q_norm.weight": (HEAD_DIM,), "self_attn.k_norm.weight": (HEAD_DIM,)}
+            shapes |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
         return shapes
 
     def write(self, path: Path) -> Path:
@@ -167,6 +168,7 @@ class Made:
             "attention.head_count": HEADS,
             "attention.head_count_kv": KV_HEADS,
             "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.key_length": self.head_dim,
             "rope.freq_base": 10000.0,
             **self.facts,
         }
@@ -187,7 +189,7 @@ class Made:
         if self.architecture != "llama" or part not in ("attn_q", "attn_k"):
             return values
         heads = HEADS if part == "attn_q" else KV_HEADS
-        halves = values.reshape(heads, 2, HEAD_DIM // 2, *values.shape[1:])
+        halves = values.reshape(heads, 2, self.head_dim // 2, *values.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 

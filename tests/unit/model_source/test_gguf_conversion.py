@@ -48,14 +48,9 @@ def test_every_weight_comes_back_bit_for_bit(architecture: str, tie: bool, tmp_p
 
 
 def test_the_configuration_says_what_the_header_says(tmp_path: Path) -> None:
-    made = Made("qwen3", facts={"attention.key_length": HEAD_DIM, "rope.freq_base": 1e6, "context_length": 777})
+    made = Made("qwen3", facts={"rope.freq_base": 1e6, "context_length": 777}, head_dim=40)
     config = converted(made, tmp_path).config
-    assert (config.model_type, config.num_layers, config.num_kv_heads, config.head_dim) == (
-        "qwen3",
-        2,
-        KV_HEADS,
-        HEAD_DIM,
-    )
+    assert (config.model_type, config.num_layers, config.num_kv_heads, config.head_dim) == ("qwen3", 2, KV_HEADS, 40)
     assert (config.rope_theta, config.max_positions, config.qk_norm) == (1e6, 777, True)
     assert config.rms_norm_eps == pytest.approx(1e-5)
 
@@ -163,7 +158,7 @@ def test_a_file_with_flipped_bits_is_refused_or_converted_and_nothing_else_happe
     out.mkdir()
     rng = random.Random(5)
     refused = 0
-    for _ in range(150):
+    for _ in range(60):
         damaged = bytearray(whole)
         damaged[rng.randrange(9000)] ^= 1 << rng.randrange(8)
         broken.write_bytes(damaged)
@@ -172,7 +167,7 @@ def test_a_file_with_flipped_bits_is_refused_or_converted_and_nothing_else_happe
         except BadConfig as error:
             refused += 1
             assert "\n" not in str(error)
-    assert refused > 20
+    assert refused > 8
 
 
 def test_quantized_weights_are_what_the_format_defines(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from kvmesh.model.gguf import GgufFile
 from kvmesh.model.gguf_tokenizer import CUTS, GgufTokenizer, read_tokenizer
 from kvmesh.model.source import packaged
 from tests.unit.model_source.gguf_files import Made, Vocabulary, byte_level, sentencepiece
-from tests.unit.model_source.nasty import STRINGS, random_strings
+from tests.unit.model_source.smollm2 import smollm2_files
+from tests.unit.nasty import STRINGS, random_strings
 
 Encode = Callable[[str], list[int]]
 
@@ -45,8 +46,13 @@ def written(vocabulary: Vocabulary, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def smollm2() -> tuple[Tokenizer, Tokenizer]:
-    path = packaged("smollm2")
-    return ours(path)[1], theirs(path)
+    return Tokenizer.from_file(str(smollm2_files().tokenizer_path)), theirs(packaged("smollm2"))
+
+
+@pytest.mark.deep
+@pytest.mark.slice
+def test_the_cached_smollm2_is_what_conversion_writes_today() -> None:
+    assert ours(packaged("smollm2"))[0].tokenizer_json == smollm2_files().tokenizer_path.read_text()
 
 
 def test_smollm2_tokenizes_as_transformers_does(smollm2: tuple[Tokenizer, Tokenizer]) -> None:
@@ -120,7 +126,9 @@ def test_begin_of_text_comes_as_the_file_says_or_as_its_family_does(tmp_path: Pa
 def test_sentencepiece_equals_transformers(tmp_path: Path) -> None:
     path = written(sentencepiece(), tmp_path)
     # transformers puts no space before text that begins with one, nor after a control token; SentencePiece does.
-    texts = [t for t in [*STRINGS, *random_strings(500)] if not t.startswith(" ") and not re.search(r"<s>|</s>|<unk>", t)]
+    texts = [
+        t for t in [*STRINGS, *random_strings(500)] if not t.startswith(" ") and not re.search(r"<s>|</s>|<unk>", t)
+    ]
     assert_equal(partial(ids, ours(path)[1]), partial(ids, theirs(path)), texts)
 
 

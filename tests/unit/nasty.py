@@ -16,7 +16,7 @@ STRINGS = [
     "123 1234567 3.14159 1,000,000 0x1F 1e-9 ½ ² ٣ 三 Ⅷ",
     "x=1;y=22;z=333",
     "def f(x: int) -> str:\n    return f'{x!r}'  # ok\n\n\nclass A(B):\n        pass\n",
-    "<div class=\"a\">&nbsp;</div> <!-- c --> #include <stdio.h>",
+    '<div class="a">&nbsp;</div> <!-- c --> #include <stdio.h>',
     "Grüße aus Köln, naïve façade, Ærøskøbing, ﬁne",
     "Привет, мир! Ελληνικά שלום עולם مرحبا بالعالم हिन्दी ไทย",
     "日本語のテキスト、中文字符。한국어 텍스트",
