@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -25,6 +26,7 @@ from kvmesh.cli.watch import until_ready
 from kvmesh.client import Client
 from kvmesh.model.files import ModelFiles
 from kvmesh.model.source import resolve
+from kvmesh.rpc.tasks import race
 from kvmesh.text.tokenizer import Tokenizer
 
 PP, THREADS, PROMPT_TOKENS, NEW_TOKENS, REPEATS = 2, 2, 512, 64, 3
@@ -78,11 +80,12 @@ def ask_transformers(model: PreTrainedModel, prompt: Sequence[int]) -> Run:
         "attention_mask": torch.ones_like(ids),
         "min_new_tokens": 1,
     }
+    generate: Any = model.generate
     with torch.inference_mode():
         began = perf_counter()
-        model.generate(ids, max_new_tokens=1, **options)
+        generate(ids, max_new_tokens=1, **options)
         first = perf_counter()
-        out = model.generate(ids, **{**options, "max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS})
+        out = generate(ids, **{**options, "max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS})
         ended = perf_counter()
     return Run(out[0, len(prompt) :].tolist(), first - began, (ended - first) - (first - began))
 
@@ -98,9 +101,9 @@ def worst_gap(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[in
 async def measure(files: ModelFiles, dtype: str, directory: Path) -> dict[str, object]:
     """Runs both, in turns."""
     torch.set_num_threads(THREADS)
-    model = AutoModelForCausalLM.from_pretrained(
-        files.directory, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    ).eval()
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtypes[dtype])
+    model.train(False)
     words = Tokenizer.open(files).encode(TEXT * 30)
     shape = Shape(
         model=str(files.directory), cache_dir=directory, pp=PP, dtype=dtype, stage_threads=1, decoder_threads=THREADS
@@ -109,7 +112,7 @@ async def measure(files: ModelFiles, dtype: str, directory: Path) -> dict[str, o
     reference_runs: list[Run] = []
     worst = 0.0
     async with LocalMesh(shape, directory) as mesh:
-        await mesh.announced()
+        await race(mesh.watch(), mesh.serving())
         await until_ready(mesh.health("gateway"))
         for repeat in range(-1, REPEATS):  # the first warms both up
             prompt = words[repeat + 1 : repeat + 1 + PROMPT_TOKENS]

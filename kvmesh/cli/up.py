@@ -30,6 +30,8 @@ from kvmesh.rpc.tasks import race
 _LAST_LINES = 15
 """Shown of a dead child's log."""
 _KILLED_EXIT = 130
+_WELL = (0, -signal.SIGTERM)
+"""How a child ends that was asked to: drained, or at once, while it was still starting."""
 
 _STYLES = {
     "lost": "red",
@@ -108,6 +110,7 @@ class _Up:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with self._mesh:
+                self._say(f"started: {', '.join(self._mesh.children)}")
                 await race(self._mesh.watch(), self._follow(), self._work(), self._end())
         except ChildDied as died:
             self._tell_death(died.child, str(died))
@@ -116,7 +119,7 @@ class _Up:
             self._say(f"failed: {error.message}")
             self._code = self._code or 1
         for name, code in self._mesh.exit_codes.items():
-            if code != 0 and self._code == 0:
+            if code not in _WELL and self._code == 0:
                 self._tell_death(self._mesh.children[name], f"{name} {how_ended(code)} when asked to end")
                 self._code = 1
         return self._code

@@ -18,6 +18,10 @@ from torch.nn import functional
 from kvmesh.kv.layout import runs
 from kvmesh.model.config import Llama3Rope, ModelConfig
 
+BLOCK_ROWS = 64
+"""Rows of a chunk that attend together. A block looks no further than its own last token: at 512 tokens that saves a third
+of the time, which torch's own causal kernel does not."""
+
 
 @dataclass(slots=True)
 class Span:
@@ -38,9 +42,6 @@ class RowsOfSpan:
     end: int
     context: slice | Tensor
     """Slots of the sequence's tokens [0, its end): a run, or all of them one by one."""
-    mask: Tensor | None
-    """[rows, context], added to the scores; None when every row may see all, or when `is_causal` says it."""
-    is_causal: bool
 
 
 @dataclass(slots=True)
@@ -50,6 +51,9 @@ class Batch:
     spans: list[RowsOfSpan]
     slots: Tensor
     """[T], where the KV of each row goes."""
+    mask: Tensor
+    """[BLOCK_ROWS, longest context + BLOCK_ROWS], added to scores: 0, and in the last BLOCK_ROWS columns -inf above the
+    diagonal. The mask of any block is a window of it that ends at that diagonal."""
     cos: Tensor
     """[T, 1, D]"""
     sin: Tensor
@@ -92,12 +96,11 @@ def plan_batch(spans: Sequence[Span], rotary: Rotary, *, page_size: int, dtype: 
             slots.extend(range(run.slot_begin, run.slot_begin + run.num_tokens))
         positions.extend(range(span.begin, span.end))
         num_rows = span.end - span.begin
-        is_causal = span.begin == 0 and num_rows > 1
-        mask = _mask(span, dtype, device) if span.begin > 0 and num_rows > 1 else None
-        planned.append(RowsOfSpan(row, row + num_rows, _context(span, page_size, device), mask, is_causal))
+        planned.append(RowsOfSpan(row, row + num_rows, _context(span, page_size, device)))
         row += num_rows
+    longest = max((span.end for span in spans if span.end - span.begin > 1), default=0)
     cos, sin = rotary.table(torch.tensor(positions, device=device), dtype)
-    return Batch(planned, torch.tensor(slots, device=device), cos, sin)
+    return Batch(planned, torch.tensor(slots, device=device), _mask(longest, dtype, device), cos, sin)
 
 
 def attend(queries: Tensor, kv: Tensor, batch: Batch) -> Tensor:
@@ -112,24 +115,32 @@ def attend(queries: Tensor, kv: Tensor, batch: Batch) -> Tensor:
     """
     num_kv_heads, head_dim = kv.shape[1], kv.shape[3]
     grouped = queries.view(queries.shape[0], num_kv_heads, -1, head_dim)
-    parts = [_attend_span(grouped[span.begin : span.end], kv, span) for span in batch.spans]
+    parts = [_attend_span(grouped[span.begin : span.end], kv, span.context, batch.mask) for span in batch.spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attend_span(queries: Tensor, kv: Tensor, span: RowsOfSpan) -> Tensor:
+def _attend_span(queries: Tensor, kv: Tensor, slots: slice | Tensor, mask: Tensor) -> Tensor:
     """Queries [rows, H, G, D] over one sequence → [rows, Hq * D]."""
-    context = kv[:, :, span.context] if isinstance(span.context, slice) else kv.index_select(2, span.context)
+    context = kv[:, :, slots] if isinstance(slots, slice) else kv.index_select(2, slots)
     k, v = context.unsqueeze(2)  # each [H, 1, context, D]
     num_rows, num_kv_heads, group, head_dim = queries.shape
     if num_rows == 1:
         # One row sees all of its context, so the queries of a group stand as rows of one attention: K and V are read once.
         out = functional.scaled_dot_product_attention(queries.view(num_kv_heads, 1, group, head_dim), k, v)
         return out.view(1, -1)
-    shape = (num_kv_heads, group, k.shape[2], head_dim)
-    out = functional.scaled_dot_product_attention(
-        queries.permute(1, 2, 0, 3), k.expand(shape), v.expand(shape), attn_mask=span.mask, is_causal=span.is_causal
-    )
-    return out.permute(2, 0, 1, 3).reshape(num_rows, -1)
+    out = torch.empty_like(queries)
+    past = k.shape[2] - num_rows
+    for begin in range(0, num_rows, BLOCK_ROWS):
+        end = min(begin + BLOCK_ROWS, num_rows)
+        seen, diagonal = past + end, mask.shape[1] - BLOCK_ROWS
+        block = functional.scaled_dot_product_attention(
+            queries[begin:end].permute(1, 2, 0, 3),
+            k[:, :, :seen].expand(-1, group, -1, -1),
+            v[:, :, :seen].expand(-1, group, -1, -1),
+            attn_mask=mask[: end - begin, diagonal - (past + begin) : diagonal + end - begin],
+        )
+        out[begin:end] = block.permute(2, 0, 1, 3)
+    return out.view(num_rows, -1)
 
 
 def _context(span: Span, page_size: int, device: str) -> slice | Tensor:
@@ -140,10 +151,10 @@ def _context(span: Span, page_size: int, device: str) -> slice | Tensor:
     return torch.cat([torch.arange(r.slot_begin, r.slot_begin + r.num_tokens, device=device) for r in found])
 
 
-def _mask(span: Span, dtype: torch.dtype, device: str) -> Tensor:
-    """[rows, context]: 0 where a row may look, -inf after its own position."""
-    shape = (span.end - span.begin, span.end)
-    return torch.full(shape, -math.inf, dtype=dtype, device=device).triu_(span.begin + 1)
+def _mask(longest: int, dtype: torch.dtype, device: str) -> Tensor:
+    """The mask of `Batch`: [BLOCK_ROWS, longest + BLOCK_ROWS]."""
+    shape = (BLOCK_ROWS, longest + BLOCK_ROWS)
+    return torch.full(shape, -math.inf, dtype=dtype, device=device).triu_(longest + 1)
 
 
 def _frequencies(config: ModelConfig) -> Tensor:

@@ -111,4 +111,3 @@ LEASES = _of((BOOTSTRAP,), Gauge, "leases", "Leases that run.", labelnames=("rol
 PIPELINES_WHOLE = _of((BOOTSTRAP,), Gauge, "pipelines_whole", "Pipelines that serve.")
 ROOMS_MINTED_TOTAL = _of((BOOTSTRAP,), Counter, "rooms_minted_total", "Rooms minted.")
 ASSIGN_SECONDS = _of((BOOTSTRAP,), Histogram, "assign_seconds", "Time AssignRoom took.", buckets=_SLOW_SECONDS)
-MISFITS_TOTAL = _of((BOOTSTRAP,), Counter, "misfits_total", "Registrations refused for good.")

@@ -11,13 +11,15 @@ from time import monotonic
 
 from kvmesh.errors import Full, KvmeshError, Unavailable
 from kvmesh.model.sampling import SamplingParams
-from kvmesh.protocol.ids import Generation, RoomId
+from kvmesh.protocol.ids import Generation, RoomId, short
 from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, Limits, RoomEvent, RoomState
-from kvmesh.telemetry import metrics
+from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import decode_pb2, prefill_pb2
 from kvmesh.v1.types_pb2 import FINISH_REASON_UNSPECIFIED, FinishReason
 from services.decode.links import PairingStreams
 from services.decode.worker import CloseRoom, DecodeWorker, OpenRoom, RoomBroken, RoomComplete, TokenDrawn
+
+log = logs.get(__name__)
 
 
 @dataclass(slots=True)
@@ -147,6 +149,8 @@ class Rooms:
     def _fail(self, room: RoomId, error: KvmeshError) -> None:
         live = self._live.get(room)
         if live is not None and live.error is None and live.finish_reason == FINISH_REASON_UNSPECIFIED:
+            with logs.bind(room=short(room), generation=short(live.pairing.generation)):
+                log.info("the room failed: %s", error.message)
             live.error = error
             live.news.set()
 

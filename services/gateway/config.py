@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvmesh.errors import BadConfig
+from kvmesh.rpc.address import parse
 from kvmesh.rpc.life import ServeSettings
 from kvmesh.settings import setting
 
@@ -24,8 +25,9 @@ class GatewaySettings(ServeSettings):
 
     def check(self) -> None:
         """Raises:
-        BadConfig: a value is out of range.
+        BadConfig: a value is malformed or out of range.
         """
+        parse(self.bootstrap, field="bootstrap")
         if self.request_seconds <= 0:
             raise BadConfig(f"request_seconds is {self.request_seconds:g}; more than 0 is needed")
         if self.max_attempts < 1:

@@ -1,5 +1,7 @@
 """The step stream to the rank behind: opened once for a generation, never again. Called by the stage's life."""
 
+import asyncio
+import contextlib
 from typing import Self
 
 import grpc
@@ -71,9 +73,17 @@ class Downstream:
         while (message := await streams.read(self._call)) is not None:
             generation.heard(message)
 
-    async def close(self) -> None:
-        """Ends stream and channel. Repeated: nothing."""
+    async def close(self, *, drained: bool) -> None:
+        """Ends stream and channel. Repeated: nothing.
+
+        Args:
+            drained: the generation ended because nothing was left to do: the rank behind is told so by a proper end.
+        """
         if self._call is not None:
+            if drained:
+                with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await self._call.done_writing()
+                    await asyncio.wait_for(self._call.code(), self._watchdog_seconds)
             self._call.cancel()
         if self._channel is not None:
             await self._channel.close()

@@ -23,6 +23,9 @@ from services.prefill.worker import BeginGeneration, FrameCopied, Report, RunSte
 
 log = logs.get(__name__)
 
+DRAINED = "draining"
+"""Reason of a generation that ended because a stage wanted to leave and everything was finished."""
+
 
 class Generation:
     """A stage's part in one generation."""

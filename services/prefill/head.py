@@ -13,7 +13,7 @@ from kvmesh.protocol.scheduler import Limits, PairingKey, Scheduler
 from kvmesh.protocol.steps import RoomAdmitted, RoomDone, Step
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
-from services.prefill.generation import Generation
+from services.prefill.generation import DRAINED, Generation
 from services.prefill.wire import sampling_from
 
 log = logs.get(__name__)
@@ -110,7 +110,7 @@ class Head:
         metrics.ROOMS_WAITING.set(self.scheduler.waiting_rooms)
         metrics.STEPS_IN_FLIGHT.set(self.scheduler.steps_in_flight)
         if self.scheduler.draining and self.scheduler.idle:
-            self.generation.end(Unavailable("the pipeline drained", reason="draining"))
+            self.generation.end(Unavailable("the pipeline drained", reason=DRAINED))
 
     def _launch(self, step: Step) -> None:
         tokens: list[int] = []

@@ -20,7 +20,7 @@ from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import bootstrap_pb2, types_pb2
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.downstream import Downstream
-from services.prefill.generation import Generation
+from services.prefill.generation import DRAINED, Generation
 from services.prefill.head import Head
 from services.prefill.registration import Registrant, StageLease
 from services.prefill.worker import StageWorker
@@ -81,7 +81,7 @@ class StageLife:
         finally:
             self.end(Unavailable("the stage is ending", reason="stage_lost"))
             if self._downstream is not None:
-                await self._downstream.close()
+                await self._downstream.close(drained=self._drained)
             await self._no_streams.wait()
             await self._worker.rest()
             metrics.PAGES_FREE.set(self.identity.limits.num_pages)
@@ -105,6 +105,11 @@ class StageLife:
         else:
             self.generation.draining(self.identity.rank)
         return True
+
+    @property
+    def _drained(self) -> bool:
+        ended = self.generation.ended if self.generation is not None else None
+        return ended is not None and ended.done() and ended.result().reason == DRAINED
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -182,7 +187,8 @@ class StageLife:
 
     def _admit(self, number: GenerationId) -> None:
         own = self.identity
-        log.info("admitted, generation %s", short(number))
+        with logs.bind(generation=short(number)):
+            log.info("admitted")
         if own.rank == 0 and not self.serving:
             self._fence.begin(number)
             generation = self.generation or self._make(number)

@@ -11,7 +11,7 @@ from kvmesh.descriptor import DTYPE_NAMES
 from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, open_frame, seal
 from kvmesh.kv.layout import DTypeName, is_exact_cast
-from kvmesh.protocol.ids import Incarnation, PairingNumber, RoomId
+from kvmesh.protocol.ids import Incarnation, PairingNumber, RoomId, short
 from kvmesh.protocol.scheduler import PairingKey
 from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc.tasks import race
@@ -19,7 +19,7 @@ from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1 import types_pb2
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer
-from services.prefill.generation import Generation
+from services.prefill.generation import DRAINED, Generation
 from services.prefill.head import Head
 from services.prefill.life import StageLife
 from services.prefill.links import LinkSender
@@ -57,12 +57,13 @@ class PrefillServicer(PrefillServiceServicer):
                 raise InvalidInput("the first message is not an open", field="open")
             generation = life.accept(first.open)
             try:
-                await context.write(pb.StepsResponse(opened=pb.StepOpened()))
-                await race(
-                    _read_steps(requests, generation),
-                    _write_answers(context, generation),
-                    generation.raise_when_ended(),
-                )
+                with logs.bind(generation=short(generation.number)):
+                    await context.write(pb.StepsResponse(opened=pb.StepOpened()))
+                    await race(
+                        _read_steps(requests, generation),
+                        _write_answers(context, generation),
+                        generation.raise_when_ended(),
+                    )
             finally:
                 before = life.identity.rank - 1
                 life.end(Unavailable(f"rank {before} of {life.identity.pipeline} was lost", reason="stage_lost"))
@@ -153,6 +154,7 @@ async def _read_steps(requests: AsyncIterator[pb.StepsRequest], generation: Gene
             pieces.append(piece.activations.payload)
             missing -= len(piece.activations.payload)
         generation.run(step_from(message.step), activations=b"".join(pieces))
+    generation.end(Unavailable("the pipeline drained", reason=DRAINED))
 
 
 async def _write_answers(context: StepsContext, generation: Generation) -> None:

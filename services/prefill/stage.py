@@ -11,6 +11,7 @@ import grpc
 from kvmesh.errors import BadConfig, InvalidInput, KvmeshError, Unavailable
 from kvmesh.model.runner import Runner
 from kvmesh.protocol.fence import Fence
+from kvmesh.protocol.ids import short
 from kvmesh.rpc.life import Life
 from kvmesh.rpc.raw import raw_stream_handler
 from kvmesh.rpc.retry import reconnect_policy
@@ -72,7 +73,9 @@ class PrefillStage:
         try:
             await race(self._life.run(), self._tell_ready(self._life, life))
         except KvmeshError as error:
-            log.info("life over: %s", error.message)
+            generation = self._life.generation
+            with logs.bind(generation=short(generation.number) if generation is not None else None):
+                log.info("life over: %s", error.message)
             raise
         finally:
             self._life = None

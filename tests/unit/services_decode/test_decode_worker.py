@@ -48,12 +48,15 @@ class Bench:
         logits = self.source.forward([Span(pages=[0, 1], begin=0, end=6, sample=True)], torch.tensor(PROMPT))
         self.first_token = int(logits.argmax())
         self.target = Runner.load(files, 0, self.num_layers, **sizes)
+        self.target.pool.slots.zero_()  # fresh memory holds anything
         self.heads = files.config.num_kv_heads
         self.reports: SimpleQueue[Report] = SimpleQueue()
         self.worker = DecodeWorker(self.target, self.reports.put)
         self.worker.start()
 
-    def open(self, room: int = ROOM, pages: tuple[PageId, ...] = PAGES, output: int = 4, stop: tuple[int, ...] = ()) -> None:
+    def open(
+        self, room: int = ROOM, pages: tuple[PageId, ...] = PAGES, output: int = 4, stop: tuple[int, ...] = ()
+    ) -> None:
         shards = {Rank(0): ShardSpan(0, 1, 0, self.heads), Rank(1): ShardSpan(1, self.num_layers, 0, self.heads)}
         self.worker.post(
             OpenRoom(
