@@ -95,7 +95,7 @@ type: $(VENV)/.dev $(GENERATED) ## mypy, strict
 arch: $(VENV)/.dev $(GENERATED) ## Who may import whom (import-linter)
 	$(VENV)/bin/lint-imports
 
-check: lint type arch ## All of the above: clean before a commit
+check: lint type arch test ## All of the above, then the tests: clean before a commit
 
 test: $(VENV)/.dev $(GENERATED) ## The tests that every commit passes, minutes
 	$(PY) -m pytest -m 'not deep' --durations=15 $(ARGS)

@@ -64,6 +64,8 @@ class PrefillSettings(ServeSettings):
         Raises:
             BadConfig: `layers` is malformed or lies outside the model.
         """
+        if self.pp_size > num_layers:
+            raise BadConfig(f"pp_size is {self.pp_size}; the model has only {num_layers} layers")
         if not self.layers:
             return self.rank * num_layers // self.pp_size, (self.rank + 1) * num_layers // self.pp_size
         begin, _, end = self.layers.partition(":")

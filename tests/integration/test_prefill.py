@@ -385,10 +385,7 @@ async def test_a_stage_that_leaves_lets_its_pipeline_finish(tmp_path: Path, tiny
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--rank", "2", "--pp-size", "2"), "rank 2"),
-        (("--dtype", "int8"), "dtype"),
         (("--layers", "0:99"), "layers"),
-        (("--max-tokens", "100000"), "max_tokens"),
         (("--model", "/nowhere/model"), "/nowhere/model"),
     ],
 )

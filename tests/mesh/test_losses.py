@@ -16,7 +16,14 @@ def is_whole(generation: int) -> object:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("victim", ["p0 rank 0", "p0 rank 1", "p0 rank 2"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("p0 rank 0", marks=[pytest.mark.deep, pytest.mark.slice]),
+        "p0 rank 1",
+        pytest.param("p0 rank 2", marks=[pytest.mark.deep, pytest.mark.slice]),
+    ],
+)
 async def test_a_killed_stage_is_replaced_and_the_survivors_serve_on(
     tmp_path: Path, tiny_model_dir: Path, victim: str
 ) -> None:
@@ -55,6 +62,8 @@ async def test_a_killed_registry_touches_nothing_that_runs(tmp_path: Path, tiny_
         assert (await mesh.paired()).pipelines[0].generation == before
 
 
+@pytest.mark.deep
+@pytest.mark.slice
 @pytest.mark.timeout(150)
 async def test_a_killed_decoder_takes_only_its_own_rooms_with_it(tmp_path: Path, tiny_model_dir: Path) -> None:
     """F-D5, F-D17: its requests go on at the other decoder."""
@@ -69,6 +78,8 @@ async def test_a_killed_decoder_takes_only_its_own_rooms_with_it(tmp_path: Path,
             reference.check(prompt, output, 150)
 
 
+@pytest.mark.deep
+@pytest.mark.slice
 @pytest.mark.timeout(150)
 async def test_a_decoder_that_leaves_hands_over_what_it_can_not_finish(tmp_path: Path, tiny_model_dir: Path) -> None:
     """F-D14"""

@@ -54,6 +54,8 @@ async def test_a_third_of_32_requests_is_cancelled_and_every_other_is_right(
             assert sum(output is None for output in outputs) > 0
 
 
+@pytest.mark.deep
+@pytest.mark.slice
 @pytest.mark.timeout(150)
 async def test_two_pipelines_and_two_decoders_share_the_load(tmp_path: Path, tiny_model_dir: Path) -> None:
     reference = Reference(tiny_model_dir)
