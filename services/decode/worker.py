@@ -218,6 +218,9 @@ class DecodeWorker:
         room = self._fenced(arrived, header)
         if room is None:
             return
+        if room.opened.room in self._running:  # complete: nothing that still comes can add to it
+            _count("repeated")
+            return
         piece = ShardSpan(header.layer_begin, header.layer_end, header.head_begin, header.head_end)
         try:
             verdict = room.coverage.offer(arrived.rank, piece, header.token_begin, header.token_end)

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,8 +25,10 @@ ANYWHERE = ("--listen", "127.0.0.1:0", "--bootstrap-listen", "127.0.0.1:0")
 class Command:
     """A `kvmesh` command that runs, and what it said so far."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, temporary: Path) -> None:
         self.process = process
+        self.temporary = temporary
+        """Where it makes its own directories."""
         self.out = ""
 
     async def said(self, pattern: str) -> re.Match[str]:
@@ -71,23 +74,24 @@ def _children_of(parent: int) -> dict[str, int]:
 @asynccontextmanager
 async def kvmesh(*arguments: str) -> AsyncIterator[Command]:
     """Runs a command; nothing of it is left at the end."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvmesh.cli", *arguments),
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    command = Command(process)
-    try:
-        yield command
-    finally:
-        left = await command.children()
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-        for pid in left.values():
-            await process_end(pid)
+    with tempfile.TemporaryDirectory() as temporary:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kvmesh.cli", *arguments),
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": temporary},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        command = Command(process, Path(temporary))
+        try:
+            yield command
+        finally:
+            left = await command.children()
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+            for pid in left.values():
+                await process_end(pid)
 
 
 async def test_one_prompt_is_answered_with_order_and_time_split_and_nothing_is_left(tiny_model_dir: Path) -> None:
@@ -96,6 +100,7 @@ async def test_one_prompt_is_answered_with_order_and_time_split_and_nothing_is_l
         code = await up.end()
         assert code == 0, up.out
         assert await up.children() == {}
+        assert list(up.temporary.iterdir()) == []
     order = [
         "p0 rank 1 admitted",
         "p0 rank 0 admitted → p0 whole",
@@ -237,6 +242,8 @@ async def test_a_dead_child_is_named_with_its_last_lines_and_ends_the_rest(tiny_
         os.kill(children["services.bootstrap"], signal.SIGKILL)
         assert await up.end() == 1
         assert re.search(r"bootstrap was ended by SIGKILL; its last lines:\n.* info bootstrap ", up.out)
+        [kept] = up.temporary.iterdir()
+        assert f"logs: {kept}" in up.out
 
 
 async def test_an_interrupt_while_members_still_load_ends_all_of_them_well(tiny_model_dir: Path) -> None:

@@ -1,7 +1,6 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 from rpc_serving import served
 
@@ -9,6 +8,7 @@ from kvmesh.errors import Fenced
 from kvmesh.rpc.channels import MAX_MESSAGE_BYTES
 from kvmesh.rpc.raw import raw_stream_call, raw_stream_handler
 from kvmesh.rpc.status import peer_errors
+from kvmesh.rpc.streams import read, write
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer, PrefillServiceStub, add_PrefillServiceServicer_to_server
 
@@ -47,20 +47,22 @@ async def test_raw_and_protobuf_methods_of_one_service_both_answer(echo: type[Ec
     async with served(add=echo().add_to) as channel:
         control = PrefillServiceStub(channel).Control()
         await control.write(pb.ControlRequest(admit=pb.Admit(room=7)))
-        answer = await control.read()
+        answer = await read(control)
+        assert answer is not None
         assert answer.refused.room == 7
         link = raw_stream_call(channel, LINK)
         await link.write(b"\x00\xff frame")
         assert await link.read() == b"\x00\xff frame"
         await link.done_writing()
-        assert await link.read() is grpc.aio.EOF
+        assert await read(link) is None
 
 
 async def test_ids_at_their_limit_survive() -> None:
     async with served(add=Echo().add_to) as channel:
         control = PrefillServiceStub(channel).Control()
         await control.write(pb.ControlRequest(admit=pb.Admit(room=LARGEST_ID)))
-        answer = await control.read()
+        answer = await read(control)
+        assert answer is not None
         assert answer.refused.room == LARGEST_ID
 
 
@@ -70,6 +72,15 @@ async def test_a_raw_method_raises_errors_of_the_table() -> None:
         await link.write(b"foreign")
         with pytest.raises(Fenced), peer_errors("rank 0 of p0"):
             await link.read()
+
+
+async def test_a_write_to_a_call_that_was_refused_tells_why() -> None:
+    async with served(add=Echo().add_to) as channel:
+        link = raw_stream_call(channel, LINK)
+        await link.write(b"foreign")
+        assert await link.code() is not None  # it has ended
+        with pytest.raises(Fenced, match="another pairing"), peer_errors("rank 0 of p0"):
+            await write(link, b"more")
 
 
 async def test_frames_of_many_megabytes_pass() -> None:

@@ -251,3 +251,17 @@ def test_rooms_decode_side_by_side_as_each_would_alone(bench: Bench) -> None:
         assert isinstance(report, TokenDrawn)
         tokens[report.room].append(report.token)
     assert tokens[41] == tokens[42]
+
+
+def test_frames_outside_the_plan_do_not_disturb_a_room_that_decodes(bench: Bench) -> None:
+    bench.open(output=6)
+    for rank in (0, 1):
+        bench.arrive(bench.frame(rank), rank=rank)
+    bench.arrive(bench.first())
+    bench.next(TokenDrawn)
+    bench.arrive(bench.frame(1), rank=0)
+    bench.arrive(bench.frame(0), rank=0)
+    for _ in range(3):
+        assert not isinstance(bench.next(TokenDrawn), RoomBroken)
+    bench.worker.post(CloseRoom(ROOM))
+    assert not [r for r in bench.settle() if isinstance(r, RoomBroken)]
