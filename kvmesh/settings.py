@@ -34,6 +34,9 @@ KNOWN_FIELDS = frozenset(
 )
 """Fields of any service: one environment may configure several, each takes its own. A test keeps the list true."""
 
+COMMAND_FIELDS = frozenset({"gateway"})
+"""What only the command line reads."""
+
 # Kubernetes and container links put an address of each neighbouring Service into the environment, under its name.
 _LINK_VARIABLE = re.compile(r".+_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
@@ -115,7 +118,7 @@ def _from_flags(
 
 def _from_environment(names: typing.Iterable[str], environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     own = {_variable(name): name for name in names}
-    known = own.keys() | {_variable(name) for name in KNOWN_FIELDS}
+    known = own.keys() | {_variable(name) for name in KNOWN_FIELDS | COMMAND_FIELDS}
     given = {}
     for variable, text in environ.items():
         if variable in own:

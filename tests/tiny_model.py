@@ -7,11 +7,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-TINY_VOCAB = 320
+END_OF_TEXT = "<|end|>"
+TINY_VOCAB = 257
+"""256 bytes and the end of text: every other token is text."""
 TINY_LAYERS = 6
 TINY_POSITIONS = 512
-SPECIALS = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
-TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def write_tiny_model(directory: Path, *, seed: int = 0, tie: bool = True) -> Path:
@@ -31,7 +35,7 @@ def write_tiny_model(directory: Path, *, seed: int = 0, tie: bool = True) -> Pat
     )
     LlamaForCausalLM(config).save_pretrained(directory)
     _tokenizer().save(str(directory / "tokenizer.json"))
-    settings = {"chat_template": TEMPLATE, "eos_token": SPECIALS[0], "add_bos_token": False}
+    settings = {"chat_template": TEMPLATE, "eos_token": END_OF_TEXT, "add_bos_token": False}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
 
@@ -39,8 +43,7 @@ def write_tiny_model(directory: Path, *, seed: int = 0, tie: bool = True) -> Pat
 def _tokenizer() -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(sorted(alphabet))}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIALS))
-    tokenizer.add_tokens([f"<w{i}>" for i in range(TINY_VOCAB - 256 - len(SPECIALS))])
+    tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer

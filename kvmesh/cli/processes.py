@@ -131,7 +131,6 @@ class Child:
     async def kill(self) -> int:
         """Ends it at once."""
         self.stopping = True
-        self.signal(signal.SIGCONT)  # a frozen one would stay a zombie's parent of its output pipe
         self.signal(signal.SIGKILL)
         return await self._process.wait()
 

@@ -39,7 +39,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], indices: Sequence[i
     tokens: list[int] = logits.argmax(dim=-1).tolist()  # the lowest id on ties
     for row, (how, index) in enumerate(zip(params, indices, strict=True)):
         if how.temperature > 0:
-            tokens[row] = _draw(logits[row], how, uniform(how.seed, index))
+            tokens[row] = draw(logits[row], how, uniform(how.seed, index))
     return tokens
 
 
@@ -55,8 +55,8 @@ def _splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def _draw(logits: Tensor, how: SamplingParams, u: float) -> int:
-    """The token at `u` of the distribution that temperature, top_k and top_p leave, in the order of ids."""
+def draw(logits: Tensor, how: SamplingParams, u: float) -> int:
+    """The token at `u`, in [0, 1), of the distribution that temperature, top_k and top_p leave, in the order of ids."""
     scaled = (logits - logits.max()).double() / how.temperature
     if 0 < how.top_k < scaled.shape[0]:
         # Ties with the k-th stay, so the kept set does not depend on the order of equals.

@@ -1,60 +1,111 @@
-"""Which pair a room goes to: the least loaded of those that stand. Called by the registry core. Pure arithmetic."""
+"""Which pair a room goes to: the least loaded of those that stand. Called by the registry's core. Pure arithmetic.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+A pair is a whole pipeline and a decoder that says it is paired with that generation. What was placed since the last heartbeat
+counts as if the member had told it, so a burst does not pile up on one pair.
+"""
 
-from kvmesh.errors import Full
-from kvmesh.protocol.ids import Generation, Incarnation
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvmesh.errors import Full, InvalidInput
+from kvmesh.protocol.ids import Generation
+from kvmesh.protocol.leases import Lease
+from kvmesh.protocol.members import Load
+from kvmesh.protocol.pages import pages_for
 
 
-@dataclass(slots=True)
-class Load:
-    """What a member said with its last heartbeat, and what was placed on it since."""
+@dataclass(frozen=True, slots=True)
+class RoomRequest:
+    """What a room is asked for."""
 
-    waiting_rooms: int = 0
-    running_rooms: int = 0
-    free_pages: int = 0
-    queued_tokens: int = 0
-    draining: bool = False
-    paired_generations: tuple[Generation, ...] = ()
-    placed_rooms: int = 0
-    """Since that heartbeat."""
-    placed_tokens: int = 0
+    model: str
+    """Empty: the one served."""
+    prompt_len: int
+    """Tokens of prompt and output so far."""
+    max_output_len: int
+    """Tokens that may still be produced."""
 
-    def place(self, tokens: int) -> None:
-        """Counts a room until the next heartbeat tells."""
-        self.placed_rooms += 1
-        self.placed_tokens += tokens
+    @property
+    def total_len(self) -> int:
+        """Tokens the decoder must hold."""
+        return self.prompt_len + self.max_output_len
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A whole pipeline and a decoder that stands paired with it."""
+    """A whole pipeline, by rank 0, and a decoder that stands paired with it."""
 
     pipeline: str
     generation: Generation
-    decoder: Incarnation
-    head: Load
-    """Of rank 0."""
-    tail: Load
-    """Of the decoder."""
+    head: Lease
+    decoder: Lease
 
-    @property
-    def cost(self) -> tuple[int, int, int, int]:
-        """Smaller is better: rooms that wait, prompt tokens to compute, rooms that decode, pages in use."""
-        waiting = self.head.waiting_rooms + self.tail.waiting_rooms
-        tokens = self.head.queued_tokens + self.head.placed_tokens
-        return waiting, tokens, self.tail.running_rooms + self.tail.placed_rooms, -self.tail.free_pages
+    def most_tokens(self) -> tuple[int, int]:
+        """The longest prompt, and the longest prompt plus output, that it could hold when idle."""
+        head, decoder = self.head.member.descriptor, self.decoder.member.descriptor
+        most = min(head.max_tokens, decoder.max_tokens, decoder.pool_tokens)
+        return min(head.pool_tokens, most - 1), most
+
+    def is_full(self, max_waiting_rooms: int) -> bool:
+        """Whether a queue of it is at the limit."""
+        return max(self.head.expected.waiting_rooms, self.decoder.expected.waiting_rooms) >= max_waiting_rooms
+
+    def loads_with(self, room: RoomRequest) -> tuple[Load, Load]:
+        """What rank 0 and the decoder would tell with one more room."""
+        head = _with(self.head, room.prompt_len)
+        decoder = _with(self.decoder, room.total_len)
+        return replace(head, queued_tokens=head.queued_tokens + room.prompt_len), decoder
+
+    def cost_of(self, room: RoomRequest) -> tuple[int, int, int, int]:
+        """Smaller is better: rooms that wait for pages, prompt tokens to compute, pages free at the decoder, at the head."""
+        head, decoder = self.loads_with(room)
+        waiting = head.waiting_rooms + decoder.waiting_rooms
+        return waiting, head.queued_tokens, -decoder.free_pages, -head.free_pages
+
+    def place(self, room: RoomRequest) -> None:
+        """Counts a room until the next heartbeats tell of it."""
+        self.head.expected, self.decoder.expected = self.loads_with(room)
 
 
-def least_loaded(pairs: Iterable[Pair], max_waiting_rooms: int) -> Pair | None:
-    """The pair for the next room; None when none stands. Equal ones: the first.
+def least_loaded(pairs: Sequence[Pair], room: RoomRequest, max_waiting_rooms: int, retry_after_seconds: float) -> Pair:
+    """The pair for a room; of equal ones the first.
+
+    Args:
+        pairs: those that stand, at least one.
+        retry_after_seconds: when the loads may have changed.
 
     Raises:
-        Full: pairs stand, and every one's queue is at the limit.
+        InvalidInput: none could hold the room even when idle.
+        Full: every pair that could has a queue at its limit.
     """
-    standing = [p for p in pairs if not (p.head.draining or p.tail.draining)]
-    open_ = [p for p in standing if max(p.head.waiting_rooms, p.tail.waiting_rooms) < max_waiting_rooms]
-    if standing and not open_:
-        raise Full(f"every queue holds {max_waiting_rooms} rooms", retry_after_seconds=1.0)
-    return min(open_, key=lambda p: p.cost, default=None)
+    able = [p for p in pairs if room.prompt_len <= p.most_tokens()[0] and room.total_len <= p.most_tokens()[1]]
+    if not able:
+        raise _too_long(pairs, room)
+    open_pairs = [p for p in able if not p.is_full(max_waiting_rooms)]
+    if not open_pairs:
+        raise Full(
+            f"{max_waiting_rooms} rooms wait at every pipeline or decoder", retry_after_seconds=retry_after_seconds
+        )
+    return min(open_pairs, key=lambda p: p.cost_of(room))
+
+
+def _with(lease: Lease, tokens: int) -> Load:
+    """A member's load with one more room of so many tokens: it runs where it fits, else it waits."""
+    load = lease.expected
+    pages = pages_for(tokens, lease.member.descriptor.page_size)
+    if pages > load.free_pages:
+        return replace(load, waiting_rooms=load.waiting_rooms + 1)
+    return replace(load, running_rooms=load.running_rooms + 1, free_pages=load.free_pages - pages)
+
+
+def _too_long(pairs: Sequence[Pair], room: RoomRequest) -> InvalidInput:
+    prompt, total = max(p.most_tokens()[0] for p in pairs), max(p.most_tokens()[1] for p in pairs)
+    if room.prompt_len > prompt:
+        return InvalidInput(
+            f"{room.prompt_len} prompt tokens; the limit is {prompt}", reason="too_long", field="prompt_len"
+        )
+    return InvalidInput(
+        f"{room.prompt_len} prompt tokens and {room.max_output_len} of output; the limit of both is {total}",
+        reason="too_long",
+        field="max_output_len",
+    )

@@ -111,3 +111,8 @@ LEASES = _of((BOOTSTRAP,), Gauge, "leases", "Leases that run.", labelnames=("rol
 PIPELINES_WHOLE = _of((BOOTSTRAP,), Gauge, "pipelines_whole", "Pipelines that serve.")
 ROOMS_MINTED_TOTAL = _of((BOOTSTRAP,), Counter, "rooms_minted_total", "Rooms minted.")
 ASSIGN_SECONDS = _of((BOOTSTRAP,), Histogram, "assign_seconds", "Time AssignRoom took.", buckets=_SLOW_SECONDS)
+ROOM_REQUESTS_HELD = _of((BOOTSTRAP,), Gauge, "room_requests_held", "Calls of AssignRoom that wait for a pair.")
+LEASES_ENDED_TOTAL = _of((BOOTSTRAP,), Counter, "leases_ended_total", "Leases ended.", labelnames=("reason",))
+UNKNOWN_MESSAGES_TOTAL = _of(
+    (BOOTSTRAP,), Counter, "unknown_messages_total", "Messages on lease streams of a kind not known here."
+)

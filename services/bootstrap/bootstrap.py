@@ -1,17 +1,19 @@
-"""The bootstrap service: one process, the registry's core and its door, composed. Called by `__main__`."""
+"""The bootstrap service: one process, the registry's core, its driver and its door, composed. Called by `__main__`."""
 
 from collections.abc import Sequence
+from time import monotonic
 
 import grpc
 
+from kvmesh.errors import BadConfig
 from kvmesh.protocol.ids import Term
-from kvmesh.protocol.registry import Registry
+from kvmesh.protocol.registry import Registry, RegistryLimits
 from kvmesh.rpc.life import STALE_TERM_EXIT, Life
 from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1.bootstrap_pb2_grpc import add_BootstrapServiceServicer_to_server
 from services.bootstrap.config import BootstrapSettings
-from services.bootstrap.leases import Leases
+from services.bootstrap.driver import Driver
 from services.bootstrap.servicer import BootstrapServicer
 from services.bootstrap.term_file import TermFile
 
@@ -28,15 +30,17 @@ class Bootstrap:
         BadConfig: the state directory can't be used.
         """
         self._life = life
+        self._lease_seconds = settings.lease_seconds
         self._term_file = TermFile(settings.state_dir)
-        registry = Registry(
-            self._term_file.term,
+        limits = RegistryLimits(
             lease_seconds=settings.lease_seconds,
             heartbeat_seconds=settings.heartbeat_seconds,
             max_waiting_rooms=settings.max_waiting_rooms,
         )
-        self._leases = Leases(registry, settings.heartbeat_seconds)
-        self._servicer = BootstrapServicer(self._leases, settings.assign_wait_seconds, self._hear_term)
+        self._driver = Driver(Registry(self._term_file.term, limits, monotonic()), self._superseded)
+        self._servicer = BootstrapServicer(
+            self._driver, assign_wait_seconds=settings.assign_wait_seconds, lease_seconds=settings.lease_seconds
+        )
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the registry's methods."""
@@ -47,15 +51,19 @@ class Bootstrap:
         with self._term_file:
             log.info("registry term %d", self._term_file.term)
             metrics.TERM.set(self._term_file.term)
+            life.watch_progress("leases", self._driver.age_seconds, limit_seconds=10 * self._lease_seconds)
             life.set_ready(True)
-            await race(self._leases.run(), self._leave(life))
+            await race(self._driver.run(), self._leave(life))
 
     async def _leave(self, life: Life) -> None:
         await life.draining.wait()
-        self._leases.end_all()
+        self._servicer.stop()
 
-    def _hear_term(self, term: Term) -> None:
+    def _superseded(self, term: Term) -> None:
         """A member obeys a higher term: this registry is stale. The next start goes above it."""
-        log.warning("term %d was seen, this registry's is %d: restart above it", term, self._term_file.term)
-        self._term_file.hear(term)
+        log.warning("term %d was seen, this registry's is %d: ended, to start above it", term, self._term_file.term)
+        try:
+            self._term_file.hear(term)
+        except BadConfig as error:  # ended all the same; the member will tell the next one again
+            log.error("%s", error)
         self._life.stop(STALE_TERM_EXIT)

@@ -1,29 +1,33 @@
 """What the registry serves: leases, rooms, the picture. Each lease is one stream; a room is one answer.
 
-Checks what comes in, hands it to the core, writes what the core says. Decides nothing.
+Checks what comes in, hands it to the core's driver, writes what the core says. Decides nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from time import monotonic
+from typing import TypeVar
 
 import grpc
 
-from kvmesh.errors import Fenced, InvalidInput, Unavailable
-from kvmesh.protocol.ids import Generation, Term
-from kvmesh.protocol.registry import Placed
+from kvmesh.errors import InvalidInput, Unavailable
+from kvmesh.protocol.ids import Generation
 from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import bootstrap_pb2 as pb
-from kvmesh.v1 import types_pb2
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceServicer
-from services.bootstrap.leases import Lease, Leases, WholeFeed
-from services.bootstrap.wire import decoder_from, picture_to, stage_from
+from services.bootstrap.driver import Driver, LeaseStream
+from services.bootstrap.wire import assignment_to, decoder_from, load_from, room_from, stage_from, to_decoder, to_stage
+from services.bootstrap.wire_picture import picture_to
 
 log = logs.get(__name__)
 
 PICTURE_SECONDS = 0.1
 """Between two pictures: ten a second are enough for people and gateways."""
+MAX_ANSWER_SECONDS = 0.1
+"""Kept of a caller's deadline, so that the reason reaches it before its own clock ends the call: a tenth, at most this."""
+
+_Message = TypeVar("_Message")
 
 StageContext = grpc.aio.ServicerContext[pb.RegisterStageRequest, pb.RegisterStageResponse]
 DecoderContext = grpc.aio.ServicerContext[pb.RegisterDecoderRequest, pb.RegisterDecoderResponse]
@@ -34,14 +38,16 @@ WatchContext = grpc.aio.ServicerContext[pb.WatchMeshRequest, pb.WatchMeshRespons
 class BootstrapServicer(BootstrapServiceServicer):
     """The registry's door."""
 
-    def __init__(self, leases: Leases, assign_wait_seconds: float, hear_term: Callable[[Term], None]) -> None:
-        """Args:
-        hear_term: told when a member obeys a higher term than ours.
-        """
-        self._leases = leases
-        self._registry = leases.registry
-        self._assign_wait_seconds = assign_wait_seconds
-        self._hear_term = hear_term
+    def __init__(self, driver: Driver, *, assign_wait_seconds: float, lease_seconds: float) -> None:
+        self._driver = driver
+        self._registry = driver.registry
+        self._assign_wait_seconds, self._lease_seconds = assign_wait_seconds, lease_seconds
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ends every stream and call: the registry leaves."""
+        self._stopping.set()
+        self._driver.carry_out(self._registry.stop())
 
     # Stages.
 
@@ -49,31 +55,33 @@ class BootstrapServicer(BootstrapServiceServicer):
         self, requests: AsyncIterator[pb.RegisterStageRequest], context: StageContext
     ) -> None:
         """The lease of a stage."""
-        first = await anext(requests, None)
+        first = await self._first(requests)
         if first is None or first.WhichOneof("message") != "registration":
             raise InvalidInput("the first message is not a registration", field="registration")
-        self._check_term(first.registration.highest_term)
-        lease = self._leases.open()
+        stream = self._driver.open()
         try:
-            stage = stage_from(first.registration, lease.id)
-            self._leases.say(self._registry.register_stage(first.registration.pipeline, stage, monotonic()))
-            log.info("rank %d of %s registered", stage.rank, first.registration.pipeline)
-            await race(self._read_stage(requests, lease), _write_stage(context, lease), lease.raise_when_ended())
+            stage = stage_from(first.registration, stream.number)
+            stream.name = stage.name
+            log.info("%s registers%s", stage.name, ", holding a generation" if stage.held_generation else "")
+            self._driver.carry_out(self._registry.register_stage(stage, monotonic()))
+            await race(self._hear_stage(requests, stream), self._tell_stage(context, stream), stream.raise_when_ended())
         finally:
-            self._leases.close(lease)
+            self._driver.close(stream)
 
-    async def _read_stage(self, requests: AsyncIterator[pb.RegisterStageRequest], lease: Lease) -> None:
+    async def _hear_stage(self, requests: AsyncIterator[pb.RegisterStageRequest], stream: LeaseStream) -> None:
         async for message in requests:
-            kind = message.WhichOneof("message")
-            if kind == "linked":
-                generation = Generation(message.linked.generation)
-                self._leases.say(self._registry.linked(lease.id, generation, monotonic()))
-            elif kind == "heartbeat":
-                self._leases.beat(lease, message.heartbeat)
-            elif kind == "registration":
-                raise InvalidInput("a lease registers once", field="registration")
-            else:
-                log.warning("a stage sent a message of an unknown kind")
+            match message.WhichOneof("message"):
+                case "linked":
+                    generation = Generation(message.linked.generation)
+                    self._driver.carry_out(self._registry.linked(stream.number, generation, monotonic()))
+                case "heartbeat":
+                    self._beat(stream, message.heartbeat)
+                case other:
+                    self._hear_other(stream, other)
+
+    async def _tell_stage(self, context: StageContext, stream: LeaseStream) -> None:
+        while True:
+            await context.write(to_stage(await stream.next(), self._registry.term))
 
     # Decoders.
 
@@ -81,89 +89,89 @@ class BootstrapServicer(BootstrapServiceServicer):
         self, requests: AsyncIterator[pb.RegisterDecoderRequest], context: DecoderContext
     ) -> None:
         """The lease of a decoder."""
-        first = await anext(requests, None)
+        first = await self._first(requests)
         if first is None or first.WhichOneof("message") != "registration":
             raise InvalidInput("the first message is not a registration", field="registration")
-        self._check_term(first.registration.highest_term)
-        lease = self._leases.open()
+        stream = self._driver.open()
         try:
-            self._registry.register_decoder(decoder_from(first.registration, lease.id), monotonic())
-            self._leases.say([])
-            log.info("a decoder registered")
-            await race(self._read_decoder(requests, lease), self._write_decoder(context), lease.raise_when_ended())
+            decoder = decoder_from(first.registration, stream.number)
+            stream.name = decoder.name
+            log.info("%s registers", decoder.name)
+            self._driver.carry_out(self._registry.register_decoder(decoder, monotonic()))
+            await race(
+                self._hear_decoder(requests, stream), self._tell_decoder(context, stream), stream.raise_when_ended()
+            )
         finally:
-            self._leases.close(lease)
+            self._driver.close(stream)
 
-    async def _read_decoder(self, requests: AsyncIterator[pb.RegisterDecoderRequest], lease: Lease) -> None:
+    async def _hear_decoder(self, requests: AsyncIterator[pb.RegisterDecoderRequest], stream: LeaseStream) -> None:
         async for message in requests:
-            kind = message.WhichOneof("message")
-            if kind == "heartbeat":
-                self._leases.beat(lease, message.heartbeat)
-            elif kind == "registration":
-                raise InvalidInput("a lease registers once", field="registration")
-            else:
-                log.warning("a decoder sent a message of an unknown kind")
+            match message.WhichOneof("message"):
+                case "heartbeat":
+                    self._beat(stream, message.heartbeat)
+                case other:
+                    self._hear_other(stream, other)
 
-    async def _write_decoder(self, context: DecoderContext) -> None:
-        term, feed = self._registry.term, WholeFeed(self._leases)
-        await context.write(pb.RegisterDecoderResponse(term=term, admitted=pb.DecoderAdmitted()))
+    async def _tell_decoder(self, context: DecoderContext, stream: LeaseStream) -> None:
         while True:
-            await context.write(pb.RegisterDecoderResponse(term=term, pipelines=await feed.next()))
+            await context.write(to_decoder(await stream.next(), self._registry.term))
+
+    # Both.
+
+    async def _first(self, requests: AsyncIterator[_Message]) -> _Message | None:
+        """The first message of a lease stream; who opens one and says nothing is not waited for.
+
+        Raises:
+            InvalidInput: none came within a lease's time.
+        """
+        try:
+            async with asyncio.timeout(self._lease_seconds):
+                return await anext(requests, None)
+        except TimeoutError as error:
+            raise InvalidInput("no registration came within the lease's time", field="registration") from error
+
+    def _beat(self, stream: LeaseStream, message: pb.Heartbeat) -> None:
+        self._driver.carry_out(self._registry.heartbeat(stream.number, load_from(message), monotonic()))
+
+    def _hear_other(self, stream: LeaseStream, kind: str | None) -> None:
+        """A second registration is refused; what a later version may say is counted, and a sign of life."""
+        if kind == "registration":
+            raise InvalidInput("a lease stream registers once", field="registration")
+        log.warning("%s sent a message of an unknown kind", stream.name)
+        metrics.UNKNOWN_MESSAGES_TOTAL.inc()
+        self._registry.heard(stream.number, monotonic())
 
     # Rooms.
 
     async def AssignRoom(  # noqa: N802
         self, request: pb.AssignRoomRequest, context: AssignContext
     ) -> pb.AssignRoomResponse:
-        """Mints a room; held while there is no pair."""
-        asked, left = monotonic(), context.time_remaining()
-        wait = min(self._assign_wait_seconds, left if left is not None else self._assign_wait_seconds)
-        if request.prompt_len < 1:
-            raise InvalidInput("at least one token is needed", field="prompt_len")
-        try:
-            async with asyncio.timeout(wait):
-                while (placed := self._registry.assign(request.model, request.prompt_len)) is None:
-                    await self._leases.changed()
-        except TimeoutError as error:
-            raise Unavailable(
-                "no pipeline and decoder are paired", reason="no_pair", retry_after_seconds=1.0
-            ) from error
-        metrics.ROOMS_MINTED_TOTAL.inc()
-        metrics.ASSIGN_SECONDS.observe(monotonic() - asked)
-        return pb.AssignRoomResponse(assignment=_assignment(placed))
+        """Mints and places a room."""
+        hold, left = self._assign_wait_seconds, context.time_remaining()
+        if left is not None:
+            hold = min(hold, left - min(left / 10, MAX_ANSWER_SECONDS))
+        with metrics.ASSIGN_SECONDS.time():
+            grant = await self._driver.assign(room_from(request), hold)
+        return pb.AssignRoomResponse(assignment=assignment_to(grant))
 
     # The picture.
 
-    async def WatchMesh(  # noqa: N802
+    async def WatchMesh(  # type: ignore[override]  # noqa: N802
         self,
         request: pb.WatchMeshRequest,  # noqa: ARG002
-        context: WatchContext,  # noqa: ARG002
-    ) -> AsyncIterator[pb.WatchMeshResponse]:
-        """The whole picture, again after each change."""
-        last: pb.WatchMeshResponse | None = None
+        context: WatchContext,
+    ) -> None:
+        """The whole picture at once, then after each change."""
+        await race(self._show(context), self._raise_when_stopping())
+
+    async def _show(self, context: WatchContext) -> None:
         while True:
-            picture = picture_to(self._registry, monotonic())
-            for decoder in picture.decoders:
-                decoder.ClearField("heartbeat_age")  # ages alone are no change
-            if picture != last:
-                last = picture
-                yield picture_to(self._registry, monotonic())
-            await self._leases.changed()
+            version = self._registry.version
+            await context.write(picture_to(self._registry.view(monotonic())))
             await asyncio.sleep(PICTURE_SECONDS)
+            while self._registry.version == version:
+                await self._driver.changed()
 
-    def _check_term(self, highest: int) -> None:
-        if highest > self._registry.term:
-            self._hear_term(Term(highest))
-            raise Fenced(f"term {highest} was seen, and this registry's is {self._registry.term}", reason="stale_term")
-
-
-async def _write_stage(context: StageContext, lease: Lease) -> None:
-    while True:
-        await context.write(await lease.outbox.get())
-
-
-def _assignment(placed: Placed) -> types_pb2.RoomAssignment:
-    decoder = types_pb2.Member(incarnation=placed.decoder.incarnation, address=placed.decoder.address)
-    return types_pb2.RoomAssignment(
-        room=placed.room, pipeline=placed.pair.pipeline, generation=placed.pair.generation, decoder=decoder
-    )
+    async def _raise_when_stopping(self) -> None:
+        await self._stopping.wait()
+        raise Unavailable("the registry is stopping", reason="stopping")

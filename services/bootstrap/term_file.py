@@ -1,7 +1,12 @@
-"""The registry's term, in one durable file: locked while the registry lives, written and fsynced before it is used."""
+"""The registry's term, in one durable file: locked while the registry lives, written and fsynced before it is used.
+
+Called where the service is composed. The lock is a file of its own, since the term's is replaced with every write.
+"""
 
 import fcntl
 import os
+import re
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,7 +14,9 @@ from typing import Self
 from kvmesh.errors import BadConfig
 from kvmesh.protocol.ids import MAX_TERM, Term
 
-NAME = "term"
+TERM_NAME, LOCK_NAME = "term", "lock"
+_TERM = re.compile(r"[1-9][0-9]*\n")
+"""With its end of line, so that a file that was cut off is seen."""
 
 
 class TermFile:
@@ -19,24 +26,18 @@ class TermFile:
         """Takes the directory and raises its term by one.
 
         Raises:
-            BadConfig: the directory can't be written, another registry holds it, or the file is damaged.
+            BadConfig: the directory can't be written, another registry holds it, or the term is damaged; one line.
         """
-        self._path = state_dir / NAME
-        try:
-            state_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise BadConfig(f"state_dir {state_dir} can't be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._directory = state_dir
+        self._path = state_dir / TERM_NAME
+        with ExitStack() as undo:
+            self._lock = _lock(state_dir)
+            undo.callback(os.close, self._lock)
             self.term = Term(self._read() + 1)
+            if self.term > MAX_TERM:
+                raise BadConfig(f"the term in {self._path} is {MAX_TERM}, the last one")
             self._write(self.term)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise BadConfig(f"state_dir {state_dir} is held by another registry") from error
-        except BadConfig:
-            os.close(self._lock)
-            raise
+            undo.pop_all()
 
     def __enter__(self) -> Self:
         """Holds the directory."""
@@ -49,7 +50,7 @@ class TermFile:
         os.close(self._lock)
 
     def hear(self, term: Term) -> None:
-        """A higher term was seen somewhere: the next start goes above it.
+        """A higher term was seen somewhere: the next start goes above it. Not higher: nothing.
 
         Raises:
             BadConfig: it can't be written.
@@ -59,14 +60,16 @@ class TermFile:
 
     def _read(self) -> Term:
         try:
-            text = self._path.read_text(encoding="ascii").strip()
+            text = self._path.read_text(encoding="ascii")
         except FileNotFoundError:
             return Term(0)
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadConfig(f"the term in {self._path} can't be read: {error}") from error
-        if not text.isdigit() or not 0 < int(text) < MAX_TERM:
+        except UnicodeDecodeError:
+            text = ""
+        except OSError as error:
+            raise BadConfig(f"the term in {self._path} can't be read: {error.strerror}") from error
+        if not _TERM.fullmatch(text) or int(text) > MAX_TERM:
             raise BadConfig(
-                f"the term in {self._path} is damaged; write a number above every term used before (1 to {MAX_TERM - 1})"
+                f"the term in {self._path} is damaged; write a line with a number above every term used before"
             )
         return Term(int(text))
 
@@ -79,10 +82,31 @@ class TermFile:
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY)
+            directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(directory)
             finally:
                 os.close(directory)
         except OSError as error:
             raise BadConfig(f"the term can't be written to {self._path}: {error.strerror}") from error
+
+
+def _lock(state_dir: Path) -> int:
+    """The descriptor that holds the directory's lock.
+
+    Raises:
+        BadConfig: the directory can't be used, or another registry holds it.
+    """
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise BadConfig(f"state_dir {state_dir} can't be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        held = isinstance(error, BlockingIOError)
+        why = "is held by another registry" if held else f"can't be locked: {error.strerror}"
+        raise BadConfig(f"state_dir {state_dir} {why}") from error
+    return lock

@@ -44,10 +44,14 @@ class Downstream:
             to_incarnation=peer.incarnation,
             from_rank=self._rank,
         )
-        with peer_errors(self._who):
-            self._call = PrefillServiceStub(self._channel).Steps()
-            await streams.write(self._call, pb.StepsRequest(open=opening))
-            answer = await streams.read(self._call)
+        try:
+            async with asyncio.timeout(self._watchdog_seconds * 2):  # the peer may wait for the registry's word itself
+                with peer_errors(self._who):
+                    self._call = PrefillServiceStub(self._channel).Steps()
+                    await streams.write(self._call, pb.StepsRequest(open=opening))
+                    answer = await streams.read(self._call)
+        except TimeoutError as error:
+            raise Unavailable(f"{self._who} did not answer in time", reason="stage_lost") from error
         if answer is None or answer.WhichOneof("message") != "opened":
             raise Unavailable(f"{self._who} did not open the step stream", reason="stage_lost")
         self.generation = generation

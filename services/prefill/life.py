@@ -5,6 +5,7 @@ together: when one ends, all do, and the stage begins a new life with its weight
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class StageLife:
         self._no_streams = asyncio.Event()
         self._no_streams.set()
         self._waits_for = ""
+        self._admitted_to = GenerationId(0)
 
     async def run(self) -> None:
         """Registers, serves, ends.
@@ -133,11 +135,15 @@ class StageLife:
             raise Fenced(f"generation {short(generation)} is not served here")
         return self.generation
 
-    def accept(self, opening: pb.StepOpen) -> Generation:
+    async def accept(self, opening: pb.StepOpen) -> Generation:
         """The rank before opens its step stream: the generation begins here.
 
+        A middle rank was ordered to link under that generation; the last rank was admitted to it, in this very life: one
+        that the registry minted for an earlier lease is over, whatever the rank before believes. The stream may overtake
+        the registry's word, so that is waited for.
+
         Raises:
-            Fenced: it means another process, pipeline or rank, or a generation that is not newer than every one before.
+            Fenced: it means another process, pipeline or rank, or a generation that can't begin here.
         """
         own = self.identity
         wanted = (opening.to_incarnation, opening.pipeline, opening.from_rank + 1)
@@ -146,6 +152,8 @@ class StageLife:
                 f"meant for rank {wanted[2]} of {wanted[1]}, or another process; this is rank {own.rank} of {own.pipeline}"
             )
         number = GenerationId(opening.generation)
+        if own.rank == own.pp_size - 1:
+            await self._told_of(number)
         if self.serving and self.generation is not None and number > self.generation.number:
             self.end(Unavailable(f"generation {short(number)} took over", reason="generation_replaced"))
         if self.serving or (self.generation is not None and self.generation.number != number):
@@ -156,6 +164,13 @@ class StageLife:
         generation = self.generation or self._make(number)
         self.serving = True
         return generation
+
+    async def _told_of(self, number: GenerationId) -> None:
+        """Waits, at most the watchdog's time, to be admitted in this life, to that generation."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.admitted.wait(), self.identity.watchdog_seconds)
+        if self._admitted_to != number:
+            raise Fenced(f"generation {short(number)} is not the one this stage was admitted to")
 
     # Directives.
 
@@ -194,6 +209,7 @@ class StageLife:
             generation = self.generation or self._make(number)
             self.head = Head(generation, own.limits, own.descriptor.vocab_size)
             self.serving = True
+        self._admitted_to = number
         self.admitted.set()
 
     def _make(self, number: GenerationId) -> Generation:

@@ -55,7 +55,7 @@ class PrefillServicer(PrefillServiceServicer):
             first = await anext(requests, None)
             if first is None or first.WhichOneof("message") != "open":
                 raise InvalidInput("the first message is not an open", field="open")
-            generation = life.accept(first.open)
+            generation = await life.accept(first.open)
             try:
                 with logs.bind(generation=short(generation.number)):
                     await context.write(pb.StepsResponse(opened=pb.StepOpened()))

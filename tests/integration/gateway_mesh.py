@@ -42,7 +42,8 @@ from services.gateway.gateway import Gateway
 from tests.unit.text.tokenizers_made import byte_inner
 
 POSITIONS = 200_000
-END, BOS = 256, 257
+END, FIRST_MORE = 256, 260
+"""End of text, and the first of the tokens that a test adds."""
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}"
     "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -53,7 +54,7 @@ Script = Callable[[decode_pb2.GenerateRoomRequest], Responses]
 Assign = Callable[[bootstrap_pb2.AssignRoomRequest], Awaitable[RoomAssignment]]
 
 
-def write_text_model(directory: Path, template: str | None = TEMPLATE) -> ModelFiles:
+def write_text_model(directory: Path, template: str | None = TEMPLATE, more: Sequence[str] = ()) -> ModelFiles:
     """A model of one layer whose weights are zero: a gateway reads only its text side."""
     config: dict[str, Any] = {
         "model_type": "llama",
@@ -69,7 +70,9 @@ def write_text_model(directory: Path, template: str | None = TEMPLATE) -> ModelF
     (directory / "config.json").write_text(json.dumps(config))
     weights = {name: np.zeros(shape, np.float32) for name, shape in ModelConfig.from_dict(config).tensors().items()}
     save_file(weights, directory / "model.safetensors")
-    byte_inner().save(str(directory / "tokenizer.json"))
+    inner = byte_inner()
+    inner.add_tokens(list(more))
+    inner.save(str(directory / "tokenizer.json"))
     said = {} if template is None else {"chat_template": template}
     (directory / "tokenizer_config.json").write_text(json.dumps(said))
     return ModelFiles.open(directory, "bytes")

@@ -29,6 +29,7 @@ from kvmesh.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from kvmesh.v1.inference_pb2_grpc import InferenceServiceStub
 from services.gateway.config import GatewaySettings
 from tests.integration.gateway_mesh import (
+    FIRST_MORE,
     FakeDecoder,
     FakeRegistry,
     GatewayMesh,
@@ -348,12 +349,16 @@ async def test_a_longer_deadline_of_the_client_counts(files: ModelFiles) -> None
             await asyncio.wait_for(call.read(), 0.5)
 
 
-async def test_a_client_that_does_not_read_is_ended_by_the_deadline(files: ModelFiles) -> None:
+async def test_a_client_that_does_not_read_is_ended_by_the_deadline(tmp_path: Path) -> None:
+    # Far more than what both ends of a connection take in advance.
+    files = write_text_model(tmp_path, more=["\u65e5" * 1000])
     async with gateway_mesh(files, request_seconds=1.0) as mesh:
-        mesh.decoder.scripts = [says(b"x" * 150_000)]
-        call = mesh.stub.Generate(pb.GenerateRequest(prompt="x", max_output_tokens=150_000))
+        mesh.decoder.scripts = [says([FIRST_MORE] * 100_000, together=100)]
+        call = mesh.stub.Generate(pb.GenerateRequest(prompt="x", max_output_tokens=100_000))
         await asyncio.wait_for(mesh.decoder.started.wait(), 5)
-        await asyncio.wait_for(mesh.decoder.idle.wait(), 10)
+        # The gateway leaves once nothing is open, and still the client has read nothing.
+        mesh.life.draining.set()
+        await asyncio.wait_for(asyncio.shield(mesh.ended), 10)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collected(call)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -36,7 +36,7 @@ class ToyProcess:
 
     async def end(self) -> tuple[int, str]:
         """Waits for its end: exit code and the rest of stderr."""
-        _, err = await asyncio.wait_for(self.process.communicate(), 20)
+        _, err = await asyncio.wait_for(self.process.communicate(), 50)
         assert self.process.returncode is not None
         return self.process.returncode, err.decode()
 

@@ -25,7 +25,7 @@ from kvmesh.cli.watch import pictures, standing_pairs, until_ready
 from kvmesh.rpc.tasks import race
 from kvmesh.v1 import bootstrap_pb2 as pb
 
-START_SECONDS = 60.0
+START_SECONDS = 90.0
 IDLE_SECONDS = 15.0
 _LOOK_SECONDS = 0.05
 """A metrics page can't tell of a change: it is read again."""

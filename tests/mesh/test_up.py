@@ -17,7 +17,11 @@ import pytest
 
 from tests.waiting import process_end
 
+pytestmark = pytest.mark.timeout(240)
+
 ROOT = Path(__file__).parents[2]
+_PATIENCE_SECONDS = 100
+"""Four processes load torch on cores that others use as well."""
 FAST = ("--stage-threads", "1", "--decoder-threads", "1")
 ANYWHERE = ("--listen", "127.0.0.1:0", "--bootstrap-listen", "127.0.0.1:0")
 
@@ -34,7 +38,7 @@ class Command:
     async def said(self, pattern: str) -> re.Match[str]:
         """Waits until its output matches."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(_PATIENCE_SECONDS):
             while not (found := re.search(pattern, self.out)):
                 line = (await self.process.stdout.readline()).decode()
                 assert line, f"ended without {pattern!r}:\n{self.out}"
@@ -43,7 +47,7 @@ class Command:
 
     async def end(self) -> int:
         """Waits for its end; its exit code."""
-        out, _ = await asyncio.wait_for(self.process.communicate(), 50)
+        out, _ = await asyncio.wait_for(self.process.communicate(), _PATIENCE_SECONDS)
         self.out += out.decode()
         assert self.process.returncode is not None
         return self.process.returncode

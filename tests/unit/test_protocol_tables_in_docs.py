@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.protocol import pairing, rooms, roster, scheduler
+from kvmesh.protocol import pairing, rooms, scheduler, seats
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES = {
-    "roster": roster.SEAT_TABLE,
+    "seats": seats.SEAT_TABLE,
     "scheduler": scheduler.ROOM_TABLE,
     "rooms": rooms.ROOM_TABLE,
     "pairing": pairing.PAIRING_TABLE,

@@ -103,7 +103,12 @@ def test_a_setting_that_is_needed_is_asked_for_by_both_names() -> None:
 
 
 def test_a_variable_of_another_service_is_left_alone() -> None:
-    assert load(Toy, BOOTSTRAP, {"KVMESH_STATE_DIR": "/x", "KVMESH_NUM_PAGES": "x", "OTHER": "x"}).rank == 0
+    assert (
+        load(
+            Toy, BOOTSTRAP, {"KVMESH_STATE_DIR": "/x", "KVMESH_NUM_PAGES": "x", "KVMESH_GATEWAY": "h:2", "OTHER": "x"}
+        ).rank
+        == 0
+    )
 
 
 @pytest.mark.parametrize(

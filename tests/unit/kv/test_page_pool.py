@@ -20,7 +20,7 @@ def source_pool(dtype: DTypeName = "fp32", layers: tuple[int, int] = (2, 5)) -> 
     return pool
 
 
-def target_pool(dtype: DTypeName = "fp32", layers: tuple[int, int] = (0, 6), heads: int = 2) -> PagePool:
+def target_pool(dtype: DTypeName = "fp32", layers: tuple[int, int] = (1, 6), heads: int = 2) -> PagePool:
     pool = PagePool(layers, num_kv_heads=heads, head_dim=8, page_size=3, num_pages=13, dtype=dtype)
     pool.slots.fill_(7.0)
     return pool
@@ -91,6 +91,8 @@ def test_kv_that_does_not_fit_is_refused_and_writes_nothing() -> None:
     assert "layers [2, 5)" in refused(target_pool(layers=(3, 6)), frame)
     assert "heads [0, 2)" in refused(target_pool(heads=1), frame)
     assert "tokens [0, 20)" in refused(target_pool(), frame, pages=TARGET_PAGES[:6])
+    one_too_many = source_pool().frame(SOURCE_PAGES, Piece(2, 5, 0, 19), room=1, pairing=1)
+    assert "tokens [0, 19)" in refused(target_pool(), one_too_many, pages=TARGET_PAGES[:6])
     narrow = PagePool((0, 6), num_kv_heads=2, head_dim=4, page_size=3, num_pages=13, dtype="fp32")
     assert "head_dim 8" in refused(narrow, frame)
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from kvmesh.model.sampling import SamplingParams, sample, uniform
+from kvmesh.model.sampling import SamplingParams, draw, sample, uniform
 
 NUM_DRAWS = 4000
 
@@ -65,10 +65,10 @@ def test_top_p_counts_what_temperature_and_top_k_left() -> None:
 
 
 def test_top_p_of_a_flat_distribution_looks_past_its_head() -> None:
-    shares = draws(
-        torch.zeros(5000).index_fill(0, torch.tensor([17]), 1.0), SamplingParams(1.0, top_p=0.9, seed=16), 300
-    )
-    assert int((shares > 0).sum()) > 200
+    logits = torch.linspace(0, -1, 3000)
+    kept = int((logits.softmax(0).cumsum(0) < 0.5).sum()) + 1
+    last = max(draw(logits, SamplingParams(1.0, top_p=0.5), u / 500) for u in range(500))
+    assert kept - 10 < last < kept
 
 
 def test_top_p_zero_and_one_and_top_k_over_the_vocabulary_keep_all() -> None:
@@ -82,6 +82,12 @@ def test_an_impossible_token_is_never_drawn() -> None:
     logits = torch.full((1000,), -torch.inf)
     logits[[3, 500]] = 0.0
     assert draws(logits, SamplingParams(1.0, seed=17), 300).nonzero().flatten().tolist() == [3, 500]
+
+
+def test_the_ends_of_the_distribution_are_its_first_and_last_possible_token() -> None:
+    logits = torch.tensor([-torch.inf, 0.0, 1.0, -torch.inf])
+    assert draw(logits, SamplingParams(1.0), 0.0) == 1
+    assert draw(logits, SamplingParams(1.0), 1 - 2**-53) == 2
 
 
 def test_tiny_and_huge_temperatures_are_finite() -> None:
