@@ -134,6 +134,11 @@ class DecoderRooms:
         """Every room that has not ended."""
         return {r.room: r.state for r in self._rooms.values()}
 
+    def state_of(self, room: RoomId) -> RoomState:
+        """Where a room is; one that is not here has ended."""
+        known = self._rooms.get(room)
+        return known.state if known is not None else RoomState.ENDED
+
     @property
     def waiting_rooms(self) -> int:
         """Rooms that wait for pages."""

@@ -128,6 +128,10 @@ class Scheduler:
         """Every room here and where it is."""
         return {r.room: r.state for r in self._rooms.values()}
 
+    def holds(self, room: RoomId) -> bool:
+        """Whether a room is here, in whatever state."""
+        return room in self._rooms
+
     @property
     def waiting_rooms(self) -> int:
         """Rooms in the queues."""

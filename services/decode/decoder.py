@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from kvmesh.errors import BadConfig, Internal, InvalidInput
+from kvmesh.errors import BadConfig, Internal, InvalidInput, Unavailable
 from kvmesh.model.runner import Runner
 from kvmesh.protocol.fence import Fence
 from kvmesh.protocol.rooms import Limits
@@ -51,11 +51,12 @@ class Decoder:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._drain_seconds = drain_seconds
+        self._watchdog_seconds = own.watchdog_seconds
         self._failed: asyncio.Future[BaseException] = self._loop.create_future()
         fence = Fence()
         self._worker = DecodeWorker(runner, self._receive_in_thread)
         self._lease = DecoderLease(
-            bootstrap, own, fence, heartbeat=self._heartbeat, heartbeat_seconds=heartbeat_seconds
+            bootstrap, own, fence, heartbeat=self._heartbeat, holds=self._holds, heartbeat_seconds=heartbeat_seconds
         )
         self._rooms = Rooms(limits, self._worker, self._lease.nudge)
         told = Told(self._worker.post, self._rooms.refused, lambda _: None)
@@ -79,11 +80,17 @@ class Decoder:
         try:
             async with asyncio.TaskGroup() as tasks:
                 pairings = tasks.create_task(self._pairings.run(tasks, self._lease.named))
-                await race(self._lease.run(), self._tell_ready(life), self._raise_when_failed(), self._leave(life))
+                await race(
+                    self._lease.run(),
+                    self._tell_ready(life),
+                    self._raise_when_failed(),
+                    self._watch(),
+                    self._leave(life),
+                )
                 pairings.cancel()
                 self._pairings.stop()
-        except InvalidInput as error:
-            raise BadConfig(f"the registry refused the registration: {error.message}") from error
+        except* InvalidInput as refusals:
+            raise BadConfig(f"the registry refused the registration: {refusals.exceptions[0]}") from refusals
         finally:
             await self._worker.stop()
 
@@ -100,8 +107,19 @@ class Decoder:
         self._lease.nudge()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._rooms.empty.wait(), self._drain_seconds * 0.8)
-        self._rooms.hand_over()
+        self._rooms.fail_all(Unavailable("the decoder leaves; the room is handed over", reason="handed_over"))
         await self._rooms.empty.wait()
+
+    async def _watch(self) -> None:
+        """Ends the rooms of a worker that hangs while this loop lives: their gateways replay them elsewhere."""
+        while True:
+            await asyncio.sleep(self._watchdog_seconds / 4)
+            age = self._worker.age_seconds()
+            if age is not None and age > self._watchdog_seconds:
+                self._rooms.fail_all(Unavailable("the decoder made no progress", reason="decoder_hung"))
+
+    def _holds(self) -> bool:
+        return bool(self._pairings.standing) or not self._rooms.empty.is_set()
 
     async def _raise_when_failed(self) -> None:
         error = await self._failed

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from time import monotonic
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from kvmesh.errors import KvmeshError, Misfit, Unavailable
+from kvmesh.errors import Corrupt, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
 from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, Rank, short
@@ -157,7 +158,10 @@ class PairingStreams:
         if answer is None:
             raise Unavailable(f"{self._who(rank)} closed the link", reason="link_lost")
         header, payload = open_frame(answer)
-        welcome = pb.LinkWelcome.FromString(bytes(payload))
+        try:
+            welcome = pb.LinkWelcome.FromString(bytes(payload))
+        except DecodeError as error:
+            raise Corrupt(f"{self._who(rank)} sent a damaged WELCOME", reason="welcome") from error
         if header.kind is not FrameKind.WELCOME or (welcome.stage, welcome.rank) != (stage.incarnation, rank):
             raise Misfit(f"another process than {self._who(rank)} answered its link")
         self._credits[rank] = asyncio.Queue()

@@ -106,7 +106,8 @@ class Pairings:
         except KvmeshError as error:
             log.info("generation %s is over: %s", short(generation), error.message)
         finally:
-            self._tasks.pop(generation, None)
+            if self._tasks.get(generation) is asyncio.current_task():  # not its successor
+                del self._tasks[generation]
 
     async def _pair_once(self, pipeline: WholePipeline) -> None:
         self._count += 1

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from kvmesh.errors import Unavailable
+from kvmesh.errors import KvmeshError, Unavailable
 from kvmesh.protocol.fence import Fence
 from kvmesh.protocol.ids import Term
 from kvmesh.rpc import streams
 from kvmesh.rpc.channels import dial
-from kvmesh.rpc.retry import reconnect_policy
+from kvmesh.rpc.retry import is_transient, reconnect_policy
 from kvmesh.rpc.status import peer_errors
 from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs
@@ -37,16 +37,19 @@ class DecoderLease:
         fence: Fence,
         *,
         heartbeat: Callable[[], pb.Heartbeat],
+        holds: Callable[[], bool],
         heartbeat_seconds: float,
     ) -> None:
         """Args:
         address: of the registry.
         heartbeat: the load now.
+        holds: whether a pairing stands or a room is open.
         """
         self.named: asyncio.Queue[Sequence[pb.WholePipeline]] = asyncio.Queue()  # drained by the pairings at once
         self.admitted = asyncio.Event()
         self._address, self._own, self._fence = address, own, fence
         self._heartbeat, self._heartbeat_seconds = heartbeat, heartbeat_seconds
+        self._holds = holds
         self._nudged = asyncio.Event()
 
     def nudge(self) -> None:
@@ -61,9 +64,13 @@ class DecoderLease:
         """
 
         async with dial(self._address, watchdog_seconds=self._own.watchdog_seconds) as channel:
-            async for attempt in reconnect_policy():
+            async for attempt in reconnect_policy(self._may_reopen):
                 with attempt:
                     await self._hold(channel)
+
+    def _may_reopen(self, error: BaseException) -> bool:
+        """A refusal is final only while nothing runs: what runs is not ended by a registry."""
+        return is_transient(error) or (isinstance(error, KvmeshError) and self._holds())
 
     async def _hold(self, channel: grpc.aio.Channel) -> None:
         registration = pb.DecoderRegistration(

@@ -109,7 +109,7 @@ class Rooms:
     def drew(self, report: TokenDrawn) -> None:
         """A token was drawn."""
         live = self._live.get(report.room)
-        if live is None or self.books.states.get(report.room) is not RoomState.RUNNING:
+        if live is None or self.books.state_of(report.room) is not RoomState.RUNNING:
             return
         live.tokens.append(report.token)
         live.finish_reason = report.finish_reason
@@ -140,10 +140,10 @@ class Rooms:
             self._fail(room, Unavailable(error.message, reason=error.reason))
         self._carry_out(actions)
 
-    def hand_over(self) -> None:
-        """The process leaves: what is not finished ends and is replayed elsewhere."""
+    def fail_all(self, error: KvmeshError) -> None:
+        """Every room that is not finished ends, and is replayed elsewhere."""
         for room in list(self._live):
-            self._fail(room, Unavailable("the decoder leaves; the room is handed over", reason="handed_over"))
+            self._fail(room, error)
             self._tell(room, RoomEvent.CANCELLED)
 
     def _fail(self, room: RoomId, error: KvmeshError) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from time import monotonic
 
 import torch
+from google.protobuf.message import DecodeError
 
-from kvmesh.errors import KvmeshError
+from kvmesh.errors import Corrupt, KvmeshError
 from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame
 from kvmesh.model.runner import Runner, Span
 from kvmesh.model.sampling import SamplingParams, sample
@@ -160,6 +161,8 @@ class DecodeWorker:
     def post(self, record: OpenRoom | CloseRoom | FrameArrived) -> None:
         """Queues a record; they are dealt with in the order posted."""
         with self._wake:
+            if self._idle and not self._inbox:  # the time it rested is no time without progress
+                self._moved_at = monotonic()
             self._inbox.append(record)
             self._wake.notify()
 
@@ -239,9 +242,16 @@ class DecodeWorker:
         room = self._fenced(arrived, header)
         if room is None:
             return
-        record = pb.FirstToken.FromString(bytes(payload))
-        if room.first_token is not None or record.token >= self._runner.vocab_size:
+        if room.first_token is not None:
             _count("repeated")
+            return
+        try:
+            record = pb.FirstToken.FromString(bytes(payload))
+        except DecodeError:
+            record = pb.FirstToken(token=self._runner.vocab_size)
+        if record.token >= self._runner.vocab_size:
+            _count("corrupt")
+            self._break(room, Corrupt("the first token is no token of the vocabulary", reason="bad_token"))
             return
         room.first_token, room.first_token_at = record.token, arrived.arrived
         room.queued_seconds = record.queued.ToNanoseconds() / 1e9

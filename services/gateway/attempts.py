@@ -25,7 +25,7 @@ from services.gateway.validation import Plan
 
 log = logs.get(__name__)
 
-_AWAY = ("unreachable", "draining")
+_AWAY = ("unreachable", "stopping")
 """Reasons by which a registry is away: another one, or the same, comes back. Nothing that runs is touched by it."""
 
 Deliver = Callable[[Sequence[int]], Awaitable[None]]

@@ -6,7 +6,7 @@ from typing import Self
 
 import grpc
 
-from kvmesh.errors import Unavailable
+from kvmesh.errors import Fault, InvalidInput, Misfit, Unavailable
 from kvmesh.protocol.ids import Generation as GenerationId
 from kvmesh.protocol.ids import Incarnation
 from kvmesh.rpc import streams
@@ -52,6 +52,8 @@ class Downstream:
                     answer = await streams.read(self._call)
         except TimeoutError as error:
             raise Unavailable(f"{self._who} did not answer in time", reason="stage_lost") from error
+        except (Misfit, InvalidInput) as error:
+            raise Fault(error.message, reason=error.reason) from error
         if answer is None or answer.WhichOneof("message") != "opened":
             raise Unavailable(f"{self._who} did not open the step stream", reason="stage_lost")
         self.generation = generation
@@ -63,8 +65,11 @@ class Downstream:
         Raises:
             KvmeshError: always, in the end: the rank behind is lost, and with it the generation.
         """
-        with peer_errors(self._who):
-            await race(self._send(generation), self._hear(generation))
+        try:
+            with peer_errors(self._who):
+                await race(self._send(generation), self._hear(generation))
+        except (Misfit, InvalidInput) as error:  # final only when the registry says so; a peer's ends the generation
+            raise Fault(error.message, reason=error.reason) from error
         raise Unavailable(f"{self._who} was lost", reason="stage_lost")
 
     async def _send(self, generation: Generation) -> None:

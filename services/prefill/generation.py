@@ -41,6 +41,7 @@ class Generation:
         """Rank 0: told when every rank has applied a step."""
         self.on_draining: Callable[[], None] | None = None
         """Rank 0: told when a stage behind wants to leave."""
+        self.drain_asked = False
         self.links: dict[PairingKey, LinkSender] = {}
         self.applied_number = -1
         self.applied_digest = b""
@@ -154,6 +155,8 @@ class Generation:
         """Stage `rank` wants to leave: rank 0 is told, over the ranks between."""
         if self.on_draining is not None:
             self.on_draining()
+        elif self.rank == 0:
+            self.drain_asked = True  # before rank 0 was admitted
         else:
             self.answers.put_nowait(pb.StepsResponse(draining=pb.Draining(rank=rank)))
 
@@ -187,19 +190,20 @@ class Generation:
 
     # The watchdog, four times in its time.
 
-    def watch(self, limit_seconds: float, beat: float) -> None:
+    def watch(self, limit_seconds: float, beat: float, *, serving: bool) -> None:
         """Ends what made no progress, and tells the rank before that this stage lives.
 
         Args:
             limit_seconds: the watchdog's time.
             beat: time between two calls; a worker that moved since the last, or owes nothing, is alive.
+            serving: whether the rank before has opened its stream, and hears.
         """
         now = monotonic()
         age = self._worker.age_seconds()
-        if self.rank > 0 and (age is None or age <= beat):
+        if self.rank > 0 and serving and (age is None or age <= beat):
             self.answers.put_nowait(pb.StepsResponse(progress=pb.Progress()))
-        if self.rank == 0 and age is not None and age > limit_seconds:
-            self.end(Unavailable(f"rank 0 made no progress for {limit_seconds:g} s", reason="stage_hung"))
+        if age is not None and age > limit_seconds:
+            self.end(Unavailable(f"rank {self.rank} made no progress for {limit_seconds:g} s", reason="stage_hung"))
         if self._unconfirmed and now - self._heard_at > limit_seconds:
             self.end(Unavailable(f"rank {self.rank + 1} made no progress for {limit_seconds:g} s", reason="stage_hung"))
         for link in list(self.links.values()):

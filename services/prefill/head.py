@@ -30,6 +30,8 @@ class Head:
         self._pump_due = False
         generation.on_applied = self._applied
         generation.on_draining = self.drain
+        if generation.drain_asked:
+            self.drain()
 
     # Control streams.
 
@@ -71,8 +73,7 @@ class Head:
     def drop(self, key: PairingKey, room: RoomId) -> None:
         """The decoder ended a room."""
         self.scheduler.drop(key, room)
-        if room not in self.scheduler.states:
-            self._forget([room])
+        self._forget([room])
         self._due()
 
     def received(self, key: PairingKey, room: RoomId) -> None:
@@ -130,7 +131,6 @@ class Head:
         self._due()
 
     def _forget(self, rooms: Sequence[RoomId]) -> None:
-        waiting = self.scheduler.states
         for room in rooms:
-            if room not in waiting:
+            if not self.scheduler.holds(room):
                 self._prompts.pop(room, None)

@@ -66,6 +66,7 @@ class StageLife:
         self._no_streams.set()
         self._waits_for = ""
         self._admitted_to = GenerationId(0)
+        self._over = False
 
     async def run(self) -> None:
         """Registers, serves, ends.
@@ -93,6 +94,7 @@ class StageLife:
     def end(self, error: KvmeshError) -> None:
         """Ends the generation, if there is one; the life follows. Repeated: nothing."""
         self.serving = False
+        self._over = True
         if self.generation is not None:
             self.generation.end(error)
 
@@ -156,7 +158,7 @@ class StageLife:
             await self._told_of(number)
         if self.serving and self.generation is not None and number > self.generation.number:
             self.end(Unavailable(f"generation {short(number)} took over", reason="generation_replaced"))
-        if self.serving or (self.generation is not None and self.generation.number != number):
+        if self._over or self.serving or (self.generation is not None and self.generation.number != number):
             raise Fenced(f"generation {short(number)} can't begin here: another one stands or is being linked")
         if self.generation is None and own.rank != own.pp_size - 1:
             raise Fenced(f"rank {own.rank} is not linked to rank {own.rank + 1} yet")
@@ -263,4 +265,4 @@ class StageLife:
         while True:
             await asyncio.sleep(limit / 4)
             if self.generation is not None:
-                self.generation.watch(limit, limit / 4)
+                self.generation.watch(limit, limit / 4, serving=self.serving)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from kvmesh.errors import InvalidInput, KvmeshError, Misfit, Unavailable
+from kvmesh.errors import KvmeshError, Unavailable
 from kvmesh.protocol.fence import Fence
 from kvmesh.protocol.ids import Generation, Term
 from kvmesh.rpc import streams
@@ -55,13 +55,12 @@ class StageLease:
         """Holds the lease until cancelled.
 
         Raises:
-            Misfit, InvalidInput: the registry refuses this stage for good.
+            Misfit, InvalidInput: the registry refuses this stage for good, and it holds no generation.
             KvmeshError: the lease was lost while the stage held no generation; it begins anew.
         """
 
         def may_reopen(error: BaseException) -> bool:
-            final = isinstance(error, Misfit | InvalidInput) or not isinstance(error, KvmeshError)
-            return not final and registrant.held() != 0
+            return isinstance(error, KvmeshError) and registrant.held() != 0  # what runs is not ended by a registry
 
         async with dial(self._address, watchdog_seconds=self._watchdog_seconds) as channel:
             async for attempt in reconnect_policy(may_reopen):

@@ -3,7 +3,9 @@
 Reads what comes in, hands it to the generation or its head, and writes what they have to say. Decides nothing.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 import grpc
 
@@ -31,18 +33,34 @@ StepsContext = grpc.aio.ServicerContext[pb.StepsRequest, pb.StepsResponse]
 ControlContext = grpc.aio.ServicerContext[pb.ControlRequest, pb.ControlResponse]
 RawContext = grpc.aio.ServicerContext[bytes, bytes]
 
+_Message = TypeVar("_Message")
+
 
 class PrefillServicer(PrefillServiceServicer):
     """Streams of one stage."""
 
-    def __init__(self, life: Callable[[], StageLife]) -> None:
+    def __init__(self, life: Callable[[], StageLife], watchdog_seconds: float) -> None:
         """Args:
         life: the life that runs now.
+        watchdog_seconds: a stream whose first message takes longer is refused.
 
         Raises (through the returned streams):
             Unavailable: the stage is between two lives.
         """
         self._life = life
+        self._watchdog_seconds = watchdog_seconds
+
+    async def _first(self, requests: AsyncIterator[_Message]) -> _Message | None:
+        """The first message; a stream that stays silent holds nothing up.
+
+        Raises:
+            InvalidInput: none came within the watchdog's time.
+        """
+        try:
+            async with asyncio.timeout(self._watchdog_seconds):
+                return await anext(requests, None)
+        except TimeoutError as error:
+            raise InvalidInput("no first message came", field="open") from error
 
     # Steps.
 
@@ -50,11 +68,11 @@ class PrefillServicer(PrefillServiceServicer):
         self, requests: AsyncIterator[pb.StepsRequest], context: StepsContext
     ) -> None:
         """The log, from the rank before."""
+        first = await self._first(requests)
+        if first is None or first.WhichOneof("message") != "open":
+            raise InvalidInput("the first message is not an open", field="open")
         life = self._life()
         with life.stream():
-            first = await anext(requests, None)
-            if first is None or first.WhichOneof("message") != "open":
-                raise InvalidInput("the first message is not an open", field="open")
             generation = await life.accept(first.open)
             try:
                 with logs.bind(generation=short(generation.number)):
@@ -74,11 +92,11 @@ class PrefillServicer(PrefillServiceServicer):
         self, requests: AsyncIterator[pb.ControlRequest], context: ControlContext
     ) -> None:
         """The lease of a decoder's rooms."""
+        first = await self._first(requests)
+        if first is None or first.WhichOneof("message") != "open":
+            raise InvalidInput("the first message is not an open", field="open")
         life = self._life()
         with life.stream():
-            first = await anext(requests, None)
-            if first is None or first.WhichOneof("message") != "open":
-                raise InvalidInput("the first message is not an open", field="open")
             generation, head, key = self._open_control(life, first.open)
             try:
                 await context.write(pb.ControlResponse(opened=pb.ControlOpened()))
@@ -104,9 +122,9 @@ class PrefillServicer(PrefillServiceServicer):
 
     async def Link(self, requests: AsyncIterator[bytes], context: RawContext) -> None:  # noqa: N802
         """KV frames, to the decoder that dialled. Raw bytes: see prefill.proto."""
+        hello = _hello(await self._first(requests) or b"")
         life = self._life()
         with life.stream():
-            hello = _hello(await anext(requests, b""))
             identity = life.identity
             if hello.to_incarnation != identity.incarnation:
                 raise Fenced("meant for another process")

@@ -38,7 +38,7 @@ class PrefillStage:
         self._loop = asyncio.get_running_loop()
         self._worker = StageWorker(runner, self._receive_in_thread)
         self._life: StageLife | None = None
-        self._servicer = PrefillServicer(self._current)
+        self._servicer = PrefillServicer(self._current, identity.watchdog_seconds)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers Steps, Control and the raw Link."""

@@ -147,6 +147,8 @@ class StageWorker:
     def post(self, record: BeginGeneration | RunStep | CopyFrame) -> None:
         """Queues a record. Steps of one generation run in the order posted."""
         with self._wake:
+            if self.idle:  # the time it rested is no time without progress
+                self._moved_at = monotonic()
             if isinstance(record, CopyFrame):
                 self._copies.append(record)
             else:
@@ -159,6 +161,11 @@ class StageWorker:
     def age_seconds(self) -> float | None:
         """Time since the worker last moved (a layer, a frame, a step); None when it owes nothing."""
         return monotonic() - self._moved_at if self._busy or self._steps else None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, nothing computing."""
+        return not (self._busy or self._steps or self._copies)
 
     async def rest(self) -> None:
         """Forgets everything queued and waits until the worker is idle."""

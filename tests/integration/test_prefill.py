@@ -288,6 +288,15 @@ async def test_a_link_that_does_not_begin_with_hello_is_refused(stage: Stage, fi
             await streams.read(call)
 
 
+@pytest.mark.parametrize("method", ["Steps", "Control"])
+async def test_a_stream_that_says_nothing_is_ended_and_holds_nothing_up(stage: Stage, method: str) -> None:
+    async with dial(stage.address) as channel:
+        call = getattr(PrefillServiceStub(channel), method)()
+        with pytest.raises(InvalidInput, match="no first message"), peer_errors("the stage"):
+            async with asyncio.timeout(SECONDS):
+                await streams.read(call)
+
+
 async def test_control_needs_the_link_of_its_pairing(stage: Stage) -> None:
     async with played(stage) as decoder:
         with pytest.raises(Fenced, match="no link"):

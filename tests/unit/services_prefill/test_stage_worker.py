@@ -170,3 +170,16 @@ async def test_a_worker_at_rest_owes_nothing(bench: Bench) -> None:
     copied = bench.next(0)
     assert isinstance(copied, FrameCopied)
     assert copied.frame is None
+
+
+def test_a_rest_is_no_time_without_progress(tiny_model_dir: Path) -> None:
+    """A step posted after a long rest is young, even before the worker has woken."""
+    files = ModelFiles.open(tiny_model_dir)
+    runner = Runner.load(files, 0, 1, dtype="fp32", device="cpu", num_pages=8, page_size=4)
+    worker = StageWorker(runner, lambda _: None)  # not started: it never wakes
+    worker._moved_at -= 100
+    assert worker.age_seconds() is None
+    worker.post(RunStep(G, Step(StepNumber(0)), [], b""))
+    age = worker.age_seconds()
+    assert age is not None
+    assert age < 10
