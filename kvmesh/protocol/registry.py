@@ -6,7 +6,7 @@ event, numbers of leases and requests come from the driver; what is late (of a l
 
 from dataclasses import dataclass
 
-from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable, UnknownModel
+from kvmesh.errors import Fenced, Full, InvalidInput, KvmeshError, Misfit, Unavailable, UnknownModel
 from kvmesh.protocol.directives import (
     Action,
     DecoderAdmitted,
@@ -35,7 +35,7 @@ class RegistryLimits:
     lease_seconds: float = 2.0
     heartbeat_seconds: float = 0.5
     max_waiting_rooms: int = 256
-    """At a pipeline or a decoder, before it is passed by."""
+    """At a pipeline or a decoder, before it is passed by; and held here, while no pair stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +181,9 @@ class Registry:
             return [granted]
         if hold_seconds <= 0:
             return [Deny(request, self._no_pair())]
+        if len(self._held) >= self.limits.max_waiting_rooms:
+            full = Full(f"{len(self._held)} requests for a room wait already", retry_after_seconds=1.0)
+            return [Deny(request, full)]
         self._held.append(_Held(request, room, now + hold_seconds))
         return []
 

@@ -73,6 +73,18 @@ def test_a_call_is_held_for_its_time_and_then_told_when_to_come_back() -> None:
     assert (answer.reason, answer.retry_after_seconds) == ("no_pair", 0.5)
 
 
+def test_no_more_calls_are_held_than_the_limit_and_the_next_is_told_when_to_come_back() -> None:
+    """F-K1"""
+    mesh = Mesh()
+    limit = mesh.registry.limits.max_waiting_rooms
+    held = [mesh.ask() for _ in range(limit)]
+    answer = mesh.answer(mesh.ask())
+    assert isinstance(answer, Full)
+    assert answer.retry_after_seconds
+    assert mesh.registry.num_held == limit
+    assert all(mesh.answer(request) is None for request in held)
+
+
 def test_a_call_without_time_is_not_held() -> None:
     mesh = Mesh()
     assert isinstance(mesh.answer(mesh.ask(hold_seconds=0.0)), Unavailable)
