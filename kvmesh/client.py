@@ -36,7 +36,9 @@ class End:
     decode_seconds: float
     """First token until last."""
     attempts: int
-    """1 for an undisturbed request."""
+    """Rooms it took; 1 for an undisturbed request."""
+    failed_attempts: Sequence[str] = ()
+    """Why those before the last failed: one stable reason each."""
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -170,6 +172,7 @@ def _end(response: pb.GenerateResponse) -> End:
         parts_seconds={name: _seconds(timing, name) for name in TIMING_PARTS},
         decode_seconds=_seconds(timing, "decode"),
         attempts=timing.attempts,
+        failed_attempts=tuple(timing.failed_attempts),
     )
 
 

@@ -119,6 +119,8 @@ class Scheduler:
         self._terminal: list[Entry] = []
         self._next_number = StepNumber(0)
         self._applied = -1
+        self._working: deque[tuple[RoomId, ...]] = deque()
+        """Rooms with work in each step in flight, oldest first."""
         self.draining = False
 
     # What the lease stream reports.
@@ -157,6 +159,12 @@ class Scheduler:
     def steps_in_flight(self) -> int:
         """Steps written and not yet applied by every rank."""
         return self._next_number - 1 - self._applied
+
+    def rooms_in_flight(self, key: PairingKey) -> list[RoomId]:
+        """Rooms of a pairing with work in a step that not every rank has applied: if the generation dies now, it died in
+        that step, and one of them may be why."""
+        rooms = dict.fromkeys(room for working in self._working for room in working)
+        return [room for room in rooms if self._of(key, room) is not None]
 
     @property
     def idle(self) -> bool:
@@ -260,6 +268,8 @@ class Scheduler:
         """
         if not self._applied < number < self._next_number:
             raise Fault(f"step {number} applied, outside ({self._applied}, {self._next_number})")
+        for _ in range(number - self._applied):
+            self._working.popleft()
         self._applied = number
 
     def drain(self) -> None:
@@ -278,6 +288,7 @@ class Scheduler:
             return None
         step = Step(self._next_number, tuple(entries), tuple(work))
         self._next_number = StepNumber(self._next_number + 1)
+        self._working.append(tuple(w.room for w in work))
         return step
 
     def _end_rooms(self) -> list[Entry]:

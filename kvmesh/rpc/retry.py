@@ -1,4 +1,4 @@
-"""The only retries of the system. A call (idempotent, to one peer), a room (the gateway's alone), a lease (without end).
+"""The only retries of the system. A room (the gateway's alone), a lease (without end).
 
 Never two layers that retry the same thing: a room's attempt makes its calls without a policy. Each is a tenacity object:
 `async for attempt in policy: with attempt: …`, and what can't be tried again comes out as it was raised.
@@ -6,10 +6,10 @@ Never two layers that retry the same thing: a room's attempt makes its calls wit
 
 from collections.abc import Callable
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, stop_before_delay
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_before_delay
 from tenacity.wait import wait_base, wait_random_exponential
 
-from kvmesh.errors import InvalidInput, KvmeshError, Misfit, Retry
+from kvmesh.errors import InvalidInput, KvmeshError, Misfit
 
 FIRST_WAIT_SECONDS = 0.05
 """Upper edge of the first pause: above a round trip, below what a person notices."""
@@ -29,30 +29,16 @@ class _Pause(wait_base):
         return (asked or 0.0) + self._jitter(retry_state)
 
 
-def call_policy(deadline_seconds: float) -> AsyncRetrying:
-    """For an idempotent unary call, made inside `peer_errors`.
+def room_policy(may_try_again: Callable[[KvmeshError], bool], deadline_seconds: float) -> AsyncRetrying:
+    """For the gateway: another room after one was lost.
 
     Args:
-        deadline_seconds: the caller's time left; no attempt begins after it.
-    """
-    return AsyncRetrying(
-        retry=retry_if_exception(lambda e: isinstance(e, KvmeshError) and e.retry is not Retry.NEVER),
-        stop=stop_before_delay(deadline_seconds),
-        wait=_Pause(),
-        reraise=True,
-    )
-
-
-def room_policy(attempts: int, deadline_seconds: float) -> AsyncRetrying:
-    """For the gateway: another room after an error that only a new room can cure.
-
-    Args:
-        attempts: how many rooms at most.
+        may_try_again: the request's own judgement of an attempt's error; asked once for each.
         deadline_seconds: the request's time left; no attempt begins after it.
     """
     return AsyncRetrying(
-        retry=retry_if_exception(lambda e: isinstance(e, KvmeshError) and e.retry is Retry.ROOM),
-        stop=stop_after_attempt(attempts) | stop_before_delay(deadline_seconds),
+        retry=retry_if_exception(lambda e: isinstance(e, KvmeshError) and may_try_again(e)),
+        stop=stop_before_delay(deadline_seconds),
         wait=_Pause(),
         reraise=True,
     )

@@ -30,6 +30,9 @@ _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 # They are a line for each series that no one reads: a restart shows in process_start_time_seconds.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+DIGEST_METRIC_BYTES = 6
+"""Of a digest that a metric shows: 48 bits are exact in the 64-bit floats of Prometheus."""
+
 _Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 _members: list[tuple[MetricWrapperBase, tuple[str, ...]]] = []
 
@@ -70,6 +73,24 @@ ROOMS_ENDED_TOTAL = _of((PREFILL, DECODE), Counter, "rooms_ended_total", "Rooms 
 
 # Prefill.
 GENERATIONS_TOTAL = _of((PREFILL,), Counter, "generations_total", "Generations this stage was part of.")
+GENERATIONS_ENDED_TOTAL = _of(
+    (PREFILL,), Counter, "generations_ended_total", "Generations that ended here, by why.", labelnames=("reason",)
+)
+LOG_STEPS_RECEIVED = _of((PREFILL,), Gauge, "log_steps_received", "Steps of this generation's log that came here.")
+LOG_STEPS_APPLIED = _of((PREFILL,), Gauge, "log_steps_applied", "Steps of this generation's log applied here.")
+LOG_STEPS_CONFIRMED = _of(
+    (PREFILL,), Gauge, "log_steps_confirmed", "Steps of this generation's log applied here and by every rank behind."
+)
+LOG_DIGEST = _of(
+    (PREFILL,),
+    Gauge,
+    "log_digest",
+    "First 48 bits of the digest of the applied log: equal on all stages of a generation at equal log_steps_applied.",
+)
+LOG_LAG_STEPS = _of((PREFILL,), Gauge, "log_lag_steps", "Steps that rank 0 wrote and this stage has not applied.")
+LOG_AGE_SECONDS = _of(
+    (PREFILL,), Gauge, "log_age_seconds", "Time since the stage last made progress on a step; 0 when it owes none."
+)
 STEPS_TOTAL = _of((PREFILL,), Counter, "steps_total", "Steps of the log applied.")
 STEP_SECONDS = _of((PREFILL,), Histogram, "step_seconds", "Time to compute one step.", buckets=_FAST_SECONDS)
 PREFILL_TOKENS_TOTAL = _of((PREFILL,), Counter, "prefill_tokens_total", "Prompt tokens computed.")
@@ -97,7 +118,10 @@ DECODE_TOKENS_TOTAL = _of((DECODE,), Counter, "decode_tokens_total", "Tokens dec
 # Gateway.
 REQUESTS_TOTAL = _of((GATEWAY,), Counter, "requests_total", "Requests ended, by their gRPC code.", labelnames=("code",))
 REQUESTS_OPEN = _of((GATEWAY,), Gauge, "requests_open", "Requests being served.")
-ATTEMPTS_TOTAL = _of((GATEWAY,), Counter, "attempts_total", "Rooms asked for.")
+ATTEMPTS_TOTAL = _of((GATEWAY,), Counter, "attempts_total", "Rooms given to requests.")
+ATTEMPTS_FAILED_TOTAL = _of(
+    (GATEWAY,), Counter, "attempts_failed_total", "Rooms lost or refused, by why.", labelnames=("reason",)
+)
 TIME_TO_FIRST_TOKEN_SECONDS = _of(
     (GATEWAY,), Histogram, "time_to_first_token_seconds", "Arrival until the first token.", buckets=_SLOW_SECONDS
 )

@@ -22,6 +22,7 @@ from services.decode.rooms import Rooms
 from services.decode.servicer import DecodeServicer
 from services.decode.worker import (
     DecodeWorker,
+    FirstTokenArrived,
     LinkBroken,
     Received,
     Report,
@@ -145,6 +146,8 @@ class Decoder:
             self._rooms.drew(report)
         elif isinstance(report, Received):
             self._pairings.credit(report.pairing, report.rank, report.num_bytes)
+        elif isinstance(report, FirstTokenArrived):
+            self._rooms.prefilled(report)
         elif isinstance(report, RoomComplete):
             self._rooms.completed(report)
         elif isinstance(report, RoomBroken):

@@ -6,8 +6,9 @@ Called by the registration (the live list) and the servicer (the pairing of a ro
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kvmesh.errors import Fenced, KvmeshError, Misfit, Unavailable
+from kvmesh.errors import KvmeshError, Misfit, Unavailable
 from kvmesh.protocol.ids import Generation, PairingNumber, Rank, short
+from kvmesh.protocol.pairings import PairingBook
 from kvmesh.rpc.retry import reconnect_policy
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
@@ -35,19 +36,19 @@ class Pairings:
         self._told = Told(told.frame, told.refused, self._stands)
         self._lost = lost
         self._changed = changed
-        self._count = 0
-        self._standing: dict[Generation, PairingStreams] = {}
+        self._book = PairingBook()
+        self._streams: dict[Generation, PairingStreams] = {}
+        """Those that stand."""
         self._tasks: dict[Generation, asyncio.Task[None]] = {}
-        self._named: set[Generation] = set()
 
     @property
     def standing(self) -> Sequence[Generation]:
         """Generations whose pairing stands."""
-        return list(self._standing)
+        return self._book.standing
 
     def by_number(self, number: PairingNumber) -> PairingStreams | None:
         """The standing pairing of that number, if there is one."""
-        return next((p for p in self._standing.values() if p.number == number), None)
+        return next((p for p in self._streams.values() if p.number == number), None)
 
     def credit(self, number: PairingNumber, rank: Rank, num_bytes: int) -> None:
         """The worker dealt with bytes of a link; a pairing that ended needs no credit."""
@@ -61,10 +62,8 @@ class Pairings:
         Raises:
             Fenced: there is none for this generation.
         """
-        pairing = self._standing.get(generation)
-        if pairing is None:
-            raise Fenced(f"no pairing stands with generation {short(generation)}", reason="not_paired")
-        return pairing
+        self._book.require(generation)
+        return self._streams[generation]
 
     def break_off(self, number: PairingNumber, error: KvmeshError) -> None:
         """A link of that pairing carried what it must not: the pairing ends."""
@@ -80,14 +79,12 @@ class Pairings:
     async def run(self, tasks: asyncio.TaskGroup, named: asyncio.Queue[Sequence[WholePipeline]]) -> None:
         """Follows the live list: begins a pairing for each generation that is new; stops trying for one no longer named."""
         while True:
-            pipelines = await named.get()
-            self._named = {Generation(p.generation) for p in pipelines}
-            for pipeline in pipelines:
-                generation = Generation(pipeline.generation)
-                if generation not in self._tasks:
-                    self._tasks[generation] = tasks.create_task(self._keep(pipeline))
-            for generation in [g for g in self._tasks if g not in self._named and g not in self._standing]:
+            pipelines = {Generation(p.generation): p for p in await named.get()}
+            begin, give_up = self._book.named(pipelines.keys())
+            for generation in give_up:
                 self._tasks.pop(generation).cancel()
+            for generation in begin:
+                self._tasks[generation] = tasks.create_task(self._keep(pipelines[generation]))
 
     async def _keep(self, pipeline: WholePipeline) -> None:
         """Pairs with one generation, and again after a loss, until it is over or can't fit."""
@@ -95,7 +92,7 @@ class Pairings:
 
         def may_pair_again(error: BaseException) -> bool:
             fits = isinstance(error, KvmeshError) and not isinstance(error, Misfit)
-            return fits and generation in self._named
+            return fits and self._book.may_pair_again(generation)
 
         try:
             async for attempt in reconnect_policy(may_pair_again):
@@ -108,11 +105,11 @@ class Pairings:
         finally:
             if self._tasks.get(generation) is asyncio.current_task():  # not its successor
                 del self._tasks[generation]
+                self._book.over(generation)
 
     async def _pair_once(self, pipeline: WholePipeline) -> None:
-        self._count += 1
         generation = Generation(pipeline.generation)
-        streams = PairingStreams(pipeline, PairingNumber(self._count), self._own, self._told)
+        streams = PairingStreams(pipeline, self._book.next_number(), self._own, self._told)
         error: KvmeshError = Unavailable(f"the pairing with {pipeline.pipeline} ended", reason="pairing_lost")
         try:
             await streams.run()
@@ -121,13 +118,15 @@ class Pairings:
             log.info("pairing %d with %s ended: %s", streams.number, pipeline.pipeline, cause.message)
             raise
         finally:
-            if self._standing.pop(generation, None) is not None:
-                metrics.PAIRINGS_STANDING.set(len(self._standing))
+            if self._book.lost(generation, streams.number):
+                del self._streams[generation]
+                metrics.PAIRINGS_STANDING.set(len(self.standing))
                 metrics.PAIRINGS_ENDED_TOTAL.labels(reason=error.reason).inc()
                 self._lost(generation, error)
                 self._changed()
 
     def _stands(self, pairing: PairingStreams) -> None:
-        self._standing[pairing.generation] = pairing
-        metrics.PAIRINGS_STANDING.set(len(self._standing))
+        self._book.stands(pairing.generation, pairing.number)
+        self._streams[pairing.generation] = pairing
+        metrics.PAIRINGS_STANDING.set(len(self.standing))
         self._changed()

@@ -17,7 +17,15 @@ from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import decode_pb2, prefill_pb2
 from kvmesh.v1.types_pb2 import FINISH_REASON_UNSPECIFIED, FinishReason
 from services.decode.links import PairingStreams
-from services.decode.worker import CloseRoom, DecodeWorker, OpenRoom, RoomBroken, RoomComplete, TokenDrawn
+from services.decode.worker import (
+    CloseRoom,
+    DecodeWorker,
+    FirstTokenArrived,
+    OpenRoom,
+    RoomBroken,
+    RoomComplete,
+    TokenDrawn,
+)
 
 log = logs.get(__name__)
 
@@ -98,18 +106,23 @@ class Rooms:
 
     # From the worker.
 
+    def prefilled(self, report: FirstTokenArrived) -> None:
+        """The first token is here."""
+        live = self._live.get(report.room)
+        if live is not None:
+            live.times.first_token, live.times.queued_seconds = report.arrived, report.queued_seconds
+
     def completed(self, report: RoomComplete) -> None:
         """All KV and the first token are here."""
         live = self._live.get(report.room)
         if live is not None:
-            live.times.first_token, live.times.complete = report.first_token_at, report.complete_at
-            live.times.queued_seconds = report.queued_seconds
+            live.times.complete = report.complete_at
         self._tell(report.room, RoomEvent.COMPLETE)
 
     def drew(self, report: TokenDrawn) -> None:
-        """A token was drawn."""
+        """A token was drawn. Of a room that is receiving it is the first and the last: its KV is not needed."""
         live = self._live.get(report.room)
-        if live is None or self.books.state_of(report.room) is not RoomState.RUNNING:
+        if live is None or self.books.state_of(report.room) not in (RoomState.RECEIVING, RoomState.RUNNING):
             return
         live.tokens.append(report.token)
         live.finish_reason = report.finish_reason

@@ -14,12 +14,13 @@ from time import monotonic
 import torch
 from google.protobuf.message import DecodeError
 
-from kvmesh.errors import Corrupt, KvmeshError
+from kvmesh.errors import KvmeshError
 from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame
 from kvmesh.model.runner import Runner, Span
 from kvmesh.model.sampling import SamplingParams, sample
-from kvmesh.protocol.coverage import Arrival, Coverage, ShardSpan
+from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import PageId, PairingNumber, Rank, RoomId
+from kvmesh.protocol.receiving import OpenedRoom, Outcome, Receiving
 from kvmesh.telemetry import metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.types_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, FINISH_REASON_UNSPECIFIED, FinishReason
@@ -71,13 +72,20 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstTokenArrived:
+    """The last rank drew a room's first token."""
+
+    room: RoomId
+    arrived: float
+    queued_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoomComplete:
     """Every shard and the first token of a room are here; it decodes."""
 
     room: RoomId
-    first_token_at: float
     complete_at: float
-    queued_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +120,13 @@ class WorkerFailed:
     error: BaseException
 
 
-Report = Received | RoomComplete | TokenDrawn | RoomBroken | LinkBroken | WorkerFailed
+Report = Received | FirstTokenArrived | RoomComplete | TokenDrawn | RoomBroken | LinkBroken | WorkerFailed
 
 
 @dataclass(slots=True)
 class _Room:
     opened: OpenRoom
-    coverage: Coverage
-    first_token: int | None = None
-    first_token_at: float = 0.0
-    queued_seconds: float = 0.0
+    plan: OpenedRoom
     length: int = 0
     """Tokens whose KV is in the pages."""
     output_len: int = 0
@@ -141,6 +146,7 @@ class DecodeWorker:
         self._inbox: deque[OpenRoom | CloseRoom | FrameArrived] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._receiving = Receiving()
         self._rooms: dict[RoomId, _Room] = {}
         self._running: dict[RoomId, _Room] = {}
         self._moved_at = monotonic()
@@ -193,11 +199,17 @@ class DecodeWorker:
     def _take(self, record: OpenRoom | CloseRoom | FrameArrived) -> None:
         self._moved_at = monotonic()
         if isinstance(record, OpenRoom):
-            coverage = Coverage(record.shards, record.cached_len, record.prompt_len)
-            self._rooms[record.room] = _Room(record, coverage)
+            plan = self._receiving.open(
+                record.room,
+                record.pairing,
+                record.shards,
+                record.pages,
+                begin=record.cached_len,
+                end=record.prompt_len,
+            )
+            self._rooms[record.room] = _Room(record, plan)
         elif isinstance(record, CloseRoom):
-            self._rooms.pop(record.room, None)
-            self._running.pop(record.room, None)
+            self._forget(record.room)
         else:
             self._frame(record)
 
@@ -218,70 +230,64 @@ class DecodeWorker:
             self._receive_first_token(arrived, header, payload)
 
     def _receive_kv(self, arrived: FrameArrived, header: FrameHeader, payload: memoryview) -> None:
-        room = self._fenced(arrived, header)
-        if room is None:
-            return
-        if room.opened.room in self._running:  # complete: nothing that still comes can add to it
-            _count("repeated")
-            return
+        room, link = RoomId(header.room), (arrived.pairing, arrived.rank)
         piece = ShardSpan(header.layer_begin, header.layer_end, header.head_begin, header.head_end)
         try:
-            verdict = room.coverage.offer(arrived.rank, piece, header.token_begin, header.token_end)
-            if verdict is Arrival.REPEAT:
-                _count("repeated")
-                return
-            self._runner.pool.write(room.opened.pages, header, payload)
-            _count("written")
+            outcome = self._receiving.frame(
+                room, PairingNumber(header.pairing), link, piece, header.token_begin, header.token_end
+            )
+            if outcome is Outcome.WRITTEN:
+                self._runner.pool.write(self._rooms[room].opened.pages, header, payload)
         except KvmeshError as error:
-            _count("corrupt")
             self._break(room, error)
             return
-        self._join_when_complete(room)
+        _count(outcome.value)
+        if outcome is Outcome.WRITTEN:
+            self._join_when_complete(self._rooms[room])
 
     def _receive_first_token(self, arrived: FrameArrived, header: FrameHeader, payload: memoryview) -> None:
-        room = self._fenced(arrived, header)
-        if room is None:
-            return
-        if room.first_token is not None:
-            _count("repeated")
-            return
+        room, vocab_size = RoomId(header.room), self._runner.vocab_size
         try:
             record = pb.FirstToken.FromString(bytes(payload))
         except DecodeError:
-            record = pb.FirstToken(token=self._runner.vocab_size)
-        if record.token >= self._runner.vocab_size:
-            _count("corrupt")
-            self._break(room, Corrupt("the first token is no token of the vocabulary", reason="bad_token"))
+            record = pb.FirstToken(token=vocab_size)  # no token: refused below
+        link, token = (arrived.pairing, arrived.rank), record.token
+        try:
+            outcome = self._receiving.first_token(room, PairingNumber(header.pairing), link, token, vocab_size)
+        except KvmeshError as error:
+            self._break(room, error)
             return
-        room.first_token, room.first_token_at = record.token, arrived.arrived
-        room.queued_seconds = record.queued.ToNanoseconds() / 1e9
-        self._join_when_complete(room)
+        if outcome is not Outcome.WRITTEN:
+            _count(outcome.value)
+            return
+        self._receive(FirstTokenArrived(room, arrived.arrived, record.queued.ToNanoseconds() / 1e9))
+        self._join_when_complete(self._rooms[room])
 
-    def _fenced(self, arrived: FrameArrived, header: FrameHeader) -> _Room | None:
-        """The room of a frame, if it lives and belongs to the link's own pairing."""
-        room = self._rooms.get(RoomId(header.room))
-        if room is None:
-            _count("late")
-            return None
-        if room.opened.pairing != arrived.pairing or header.pairing != arrived.pairing:
-            _count("foreign")
-            return None
-        return room
+    def _break(self, room: RoomId, error: KvmeshError) -> None:
+        _count("corrupt")
+        self._forget(room)
+        self._receive(RoomBroken(room, error))
 
-    def _break(self, room: _Room, error: KvmeshError) -> None:
-        del self._rooms[room.opened.room]
-        self._running.pop(room.opened.room, None)
-        self._receive(RoomBroken(room.opened.room, error))
+    def _forget(self, room: RoomId) -> None:
+        self._receiving.close(room)
+        self._rooms.pop(room, None)
+        self._running.pop(room, None)
 
     def _join_when_complete(self, room: _Room) -> None:
-        opened = room.opened
-        if room.first_token is None or not room.coverage.complete or opened.room in self._running:
+        """A complete room decodes; one whose first token is its last needs no KV and ends."""
+        plan, opened, first_token = room.plan, room.opened, room.plan.first_token
+        if first_token is None or plan.joined:
             return
-        room.length = opened.prompt_len
         room.output_len = opened.output_index
+        if not plan.complete:
+            if self._ending(room, first_token) != FINISH_REASON_UNSPECIFIED:
+                self._drew(room, first_token)
+            return
+        plan.joined = True
+        room.length = opened.prompt_len
         self._running[opened.room] = room
-        self._receive(RoomComplete(opened.room, room.first_token_at, monotonic(), room.queued_seconds))
-        self._drew(room, room.first_token)
+        self._receive(RoomComplete(opened.room, monotonic()))
+        self._drew(room, first_token)
 
     # Decoding.
 
@@ -304,17 +310,18 @@ class DecodeWorker:
         self._moved_at = monotonic()
 
     def _drew(self, room: _Room, token: int) -> None:
-        opened = room.opened
+        reason = self._ending(room, token)
         room.last_token = token
         room.output_len += 1
-        reason: FinishReason.ValueType = FINISH_REASON_UNSPECIFIED
-        if token in opened.stop_ids:
-            reason = FINISH_REASON_STOP
-        elif room.output_len >= opened.max_output_len:
-            reason = FINISH_REASON_LENGTH
         if reason != FINISH_REASON_UNSPECIFIED:
-            del self._running[opened.room]
-        self._receive(TokenDrawn(opened.room, token, reason))
+            self._forget(room.opened.room)
+        self._receive(TokenDrawn(room.opened.room, token, reason))
+
+    def _ending(self, room: _Room, token: int) -> FinishReason.ValueType:
+        """Why the room ends with this token as its next; unspecified when it goes on."""
+        if token in room.opened.stop_ids:
+            return FINISH_REASON_STOP
+        return FINISH_REASON_LENGTH if room.output_len + 1 >= room.opened.max_output_len else FINISH_REASON_UNSPECIFIED
 
 
 def _count(outcome: str) -> None:

@@ -112,7 +112,7 @@ def timing(progress: Progress, to_first_seconds: float, decode_seconds: float) -
         parts |= {name: getattr(progress.timing, name).ToNanoseconds() for name in _ROOM_PARTS}
     parts["other"] = max(0, whole - sum(parts.values()))
     parts |= {"time_to_first_token": whole, "decode": _nanoseconds(decode_seconds)}
-    told = Timing(attempts=progress.attempts)
+    told = Timing(attempts=progress.request.attempts, failed_attempts=progress.request.failures)
     for name, nanoseconds in parts.items():
         getattr(told, name).CopyFrom(_duration(nanoseconds))
     return told

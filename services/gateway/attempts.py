@@ -6,13 +6,14 @@ last token is here the request is done, whatever status follows. Called by the s
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 import grpc
 
-from kvmesh.errors import DeadlineExceeded, Fault, Full, KvmeshError, Retry, Unavailable
+from kvmesh.errors import DeadlineExceeded, Full, KvmeshError, Retry, Unavailable
 from kvmesh.protocol.ids import short
+from kvmesh.protocol.request import Request
 from kvmesh.rpc.retry import reconnect_policy, room_policy
 from kvmesh.rpc.status import peer_errors
 from kvmesh.telemetry import logs, metrics
@@ -34,11 +35,10 @@ Deliver = Callable[[Sequence[int]], Awaitable[None]]
 
 @dataclass(slots=True)
 class Progress:
-    """What a request has got so far, over all its attempts."""
+    """A request on its way: its books, why it finished, and where the time of its first token went."""
 
-    output: list[int] = field(default_factory=list)
+    request: Request
     finish_reason: FinishReason.ValueType = FINISH_REASON_UNSPECIFIED
-    attempts: int = 0
     assign_seconds: float = 0.0
     """Of the attempt that brought the first token."""
     timing: decode_pb2.RoomTiming | None = None
@@ -53,14 +53,13 @@ class Progress:
 class Attempts:
     """Runs requests on the mesh."""
 
-    def __init__(self, registry: grpc.aio.Channel, decoders: Decoders, *, model: str, max_attempts: int) -> None:
+    def __init__(self, registry: grpc.aio.Channel, decoders: Decoders, *, model: str) -> None:
         """Args:
         model: the name that members of the mesh know.
-        max_attempts: rooms tried for one request.
         """
         self._registry = BootstrapServiceStub(registry)
         self._decoders = decoders
-        self._model, self._max_attempts = model, max_attempts
+        self._model = model
 
     async def run(self, plan: Plan, progress: Progress, deliver: Deliver, deadline: float) -> None:
         """Returns with the last token. Cancelling it ends the room everywhere, at once.
@@ -80,27 +79,36 @@ class Attempts:
             with logs.bind(room=short(assignment.room)):
                 await self._stream(plan, progress, assignment, deliver, deadline)
 
+        def try_again(error: KvmeshError) -> bool:
+            metrics.ATTEMPTS_FAILED_TOTAL.labels(reason=error.reason).inc()
+            return progress.request.failed(error)
+
         try:
-            await room_policy(self._max_attempts, _left(deadline))(attempt)
+            await room_policy(try_again, _left(deadline))(attempt)
         except KvmeshError as error:
-            raise _for_client(error) from error
+            raise _for_client(error, progress.request) from error
 
     async def _assign(self, plan: Plan, progress: Progress, deadline: float) -> RoomAssignment:
-        """A room; waits for a registry that is away."""
-        progress.attempts += 1
-        metrics.ATTEMPTS_TOTAL.inc()
-        asked = monotonic()
-        policy = reconnect_policy(_is_away)
+        """A room. Waits for a registry that is away; once a room was lost, for a pair as well, until the deadline."""
+        request, asked = progress.request, monotonic()
+
+        def may_ask_again(error: BaseException) -> bool:
+            replays = request.attempts > 0 and isinstance(error, KvmeshError) and error.retry is Retry.ROOM
+            return replays or _is_away(error)
+
+        policy = reconnect_policy(may_ask_again)
         assignment: RoomAssignment = await policy(self._ask_registry, plan, progress, deadline)
-        if not progress.output:
+        request.begin_attempt()
+        metrics.ATTEMPTS_TOTAL.inc()
+        if not request.output:
             progress.assign_seconds = monotonic() - asked
         return assignment
 
     async def _ask_registry(self, plan: Plan, progress: Progress, deadline: float) -> RoomAssignment:
         request = bootstrap_pb2.AssignRoomRequest(
             model=self._model,
-            prompt_len=len(plan.prompt) + len(progress.output),
-            max_output_len=plan.max_output_len - len(progress.output),
+            prompt_len=len(plan.prompt) + len(progress.request.output),
+            max_output_len=progress.request.left,
         )
         with peer_errors("the registry"):
             response = await self._registry.AssignRoom(request, timeout=_left(deadline))
@@ -113,13 +121,14 @@ class Attempts:
         try:
             async with self._call(plan, progress, assignment, deadline) as responses:
                 async for response in responses:
-                    _take(response, plan, progress)
+                    _take(response, progress)
                     await deliver(response.tokens)
                     if progress.is_finished:
                         return
             raise Unavailable("the decoder ended the room without its last token", reason="room_lost")
         except KvmeshError as error:
-            log.warning("attempt %d failed after %d tokens: %s", progress.attempts, len(progress.output), error.message)
+            request = progress.request
+            log.warning("attempt %d failed after %d tokens: %s", request.attempts, len(request.output), error.message)
             raise
 
     @asynccontextmanager
@@ -130,7 +139,7 @@ class Attempts:
         request = decode_pb2.GenerateRoomRequest(
             assignment=assignment,
             prompt=plan.prompt,
-            output_so_far=progress.output,
+            output_so_far=progress.request.output,
             sampling=plan.sampling,
             max_output_len=plan.max_output_len,
             stop_ids=plan.stop_ids,
@@ -145,34 +154,30 @@ class Attempts:
                 metrics.ROOMS_OPEN.dec()
 
 
-def _take(response: decode_pb2.GenerateRoomResponse, plan: Plan, progress: Progress) -> None:
-    """Adds what came to the progress: token i only as the i-th.
+def _take(response: decode_pb2.GenerateRoomResponse, progress: Progress) -> None:
+    """Adds what came to the progress.
 
     Raises:
         Fault: it is not what comes next.
     """
-    have = len(progress.output)
-    if response.index != have or not response.tokens:
-        raise Fault(f"the decoder sent {len(response.tokens)} tokens from {response.index} on, {have} is next")
-    if have + len(response.tokens) > plan.max_output_len:
-        raise Fault(f"the decoder sent more than {plan.max_output_len} tokens")
+    last = response.finish_reason != FINISH_REASON_UNSPECIFIED
+    progress.request.take(response.index, response.tokens, last=last)
     if progress.timing is None:
         progress.timing = response.timing
-    progress.output.extend(response.tokens)
-    progress.finish_reason = response.finish_reason
-    if len(progress.output) == plan.max_output_len and not progress.is_finished:
-        progress.finish_reason = FINISH_REASON_LENGTH
+    if progress.request.finished:
+        progress.finish_reason = response.finish_reason if last else FINISH_REASON_LENGTH
 
 
 def _is_away(error: BaseException) -> bool:
     return isinstance(error, Unavailable) and error.reason in _AWAY
 
 
-def _for_client(error: KvmeshError) -> KvmeshError:
+def _for_client(error: KvmeshError, request: Request) -> KvmeshError:
     """What a new room could have cured, and the attempts are used up: Unavailable, by the same reason."""
-    if error.retry is not Retry.ROOM or isinstance(error, Full | Unavailable):
+    if error.retry is not Retry.ROOM or isinstance(error, Full):
         return error
-    return Unavailable(error.message, reason=error.reason, retry_after_seconds=error.retry_after_seconds)
+    tried = f"{request.attempts} attempts failed ({', '.join(request.failures)}), the last because {error.message}"
+    return Unavailable(tried, reason=error.reason, retry_after_seconds=error.retry_after_seconds)
 
 
 def _left(deadline: float) -> float:

@@ -39,9 +39,10 @@ class Gateway:
             tokenizer,
             Validator(name, tokenizer, template, eos_ids=files.eos_ids, max_positions=files.config.max_positions),
             self._view,
-            Attempts(self._registry, self._decoders, model=name, max_attempts=settings.max_attempts),
+            Attempts(self._registry, self._decoders, model=name),
             model_name=name,
             request_seconds=settings.request_seconds,
+            max_attempts=settings.max_attempts,
         )
 
     def add_to(self, server: grpc.aio.Server) -> None:

@@ -12,6 +12,7 @@ from time import monotonic
 import grpc
 
 from kvmesh.errors import DeadlineExceeded, KvmeshError, Unavailable
+from kvmesh.protocol.request import Request
 from kvmesh.telemetry import metrics
 from kvmesh.text.tokenizer import Tokenizer
 from kvmesh.v1 import inference_pb2 as pb
@@ -37,13 +38,16 @@ class InferenceServicer(InferenceServiceServicer):
         *,
         model_name: str,
         request_seconds: float,
+        max_attempts: int,
     ) -> None:
         """Args:
         request_seconds: time of a request whose client set no deadline.
+        max_attempts: rooms tried for one request.
         """
         self._tokenizer, self._validator = tokenizer, validator
         self._view, self._attempts = view, attempts
         self._model_name, self._request_seconds = model_name, request_seconds
+        self._max_attempts = max_attempts
         self._open = 0
         self._draining = False
         self._none_open = asyncio.Event()
@@ -89,7 +93,7 @@ class InferenceServicer(InferenceServiceServicer):
         limits = self._validator.limits(self._view.limits)
         # Tokenizing a long prompt takes up to a second; tokenizers does it without the GIL.
         plan = await asyncio.to_thread(self._validator.plan, request, limits)
-        progress = Progress()
+        progress = Progress(Request(len(plan.prompt), plan.max_output_len, self._max_attempts))
         answer = Answer(plan, progress, self._tokenizer, context.write, arrived)
         await self._attempts.run(plan, progress, answer.deliver, deadline)
 

@@ -5,14 +5,15 @@ loop. It ends once, with one reason, and everything that waits on it is told. Ra
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from kvmesh.errors import Fault, KvmeshError, Misfit, Unavailable
+from kvmesh.errors import Fault, KvmeshError, Unavailable
 from kvmesh.kv.layout import Shard
+from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.ids import Generation as GenerationId
-from kvmesh.protocol.ids import Incarnation, PairingNumber, StepNumber
+from kvmesh.protocol.ids import Incarnation, PairingNumber, Rank, StepNumber
+from kvmesh.protocol.links import LinkBook
 from kvmesh.protocol.scheduler import PairingKey
 from kvmesh.protocol.steps import Step
 from kvmesh.telemetry import logs, metrics
@@ -43,19 +44,24 @@ class Generation:
         """Rank 0: told when a stage behind wants to leave."""
         self.drain_asked = False
         self.links: dict[PairingKey, LinkSender] = {}
-        self.applied_number = -1
-        self.applied_digest = b""
+        self.chain = Chain(Rank(rank), rank == pp_size - 1, monotonic())
+        self.num_written = 0
+        """Steps that rank 0 had written, as far as is known here."""
+        self.num_rooms = 0
+        self._link_book = LinkBook()
         self._shard = shard
         self._worker = worker
-        self._unconfirmed: deque[tuple[StepNumber, bytes]] = deque()
-        self._heard_at = monotonic()
         worker.post(BeginGeneration(number))
         metrics.GENERATIONS_TOTAL.inc()
 
     @property
-    def is_last(self) -> bool:
-        """Whether this is the stage that samples."""
-        return self.rank == self.pp_size - 1
+    def lag_steps(self) -> int:
+        """Steps that rank 0 wrote, as far as is known here, and this stage has not applied."""
+        return self.num_written - self.chain.applied.num_steps
+
+    def age_seconds(self) -> float | None:
+        """Time since the worker last moved; None when it owes nothing."""
+        return self._worker.age_seconds()
 
     # Its end.
 
@@ -63,6 +69,7 @@ class Generation:
         """Ends the generation for everyone who waits on it. Only the first reason counts."""
         if not self.ended.done():
             self.ended.set_result(error)
+            metrics.GENERATIONS_ENDED_TOTAL.labels(reason=error.reason).inc()
             for link in list(self.links.values()):
                 link.end(error)
 
@@ -74,6 +81,8 @@ class Generation:
 
     def run(self, step: Step, *, tokens: list[int] | None = None, activations: bytes = b"") -> None:
         """Hands a step to the worker; steps come in order."""
+        self.chain.received += 1
+        self.num_written = max(self.num_written, self.chain.received)
         self._worker.post(RunStep(self.number, step, tokens, activations))
 
     def report(self, report: Report) -> None:
@@ -100,6 +109,7 @@ class Generation:
         metrics.STEPS_TOTAL.inc()
         metrics.STEP_SECONDS.observe(done.seconds)
         metrics.PREFILL_TOKENS_TOTAL.inc(done.step.num_tokens)
+        self.num_rooms = done.num_rooms
         metrics.ROOMS_OPEN.set(done.num_rooms)
         metrics.PAGES_FREE.set(done.free_pages)
         for first in done.sampled:
@@ -110,45 +120,40 @@ class Generation:
             link = self.links.get(span.key)
             if link is not None:
                 link.computed(span)
-        if self.is_last:
-            self._confirmed(done.step.number, done.digest)
-            return
-        if not self._unconfirmed:
-            self._heard_at = monotonic()
-        self._unconfirmed.append((done.step.number, done.digest))
-        for message in step_to_messages(done.step, done.activations):
-            self.downstream.put_nowait(message)
+        if self.chain.applied_here(done.step.number, done.digest, monotonic()):
+            self._confirmed(done.step.number)
+        if self.rank < self.pp_size - 1:
+            for message in step_to_messages(done.step, done.activations, self.num_written):
+                self.downstream.put_nowait(message)
+        self.show()
 
     # The way back.
 
     def heard(self, message: pb.StepsResponse) -> None:
         """The rank behind answered."""
-        self._heard_at = monotonic()
         kind = message.WhichOneof("message")
         if kind == "applied":
             self._applied_behind(StepNumber(message.applied.number), message.applied.digest)
-        elif kind == "draining":
+            return
+        self.chain.heard(monotonic())
+        if kind == "draining":
             self.draining(message.draining.rank)
         elif kind != "progress":
             log.warning("the rank behind sent a message of an unknown kind")
 
     def _applied_behind(self, number: StepNumber, digest: bytes) -> None:
-        if not self._unconfirmed or self._unconfirmed[0][0] != number:
-            self.end(Fault(f"rank {self.rank + 1} applied step {number}, which is not the next to confirm"))
+        try:
+            self.chain.applied_behind(number, digest, monotonic())
+        except Fault as error:
+            self.end(error)
             return
-        own = self._unconfirmed.popleft()[1]
-        if own != digest:
-            self.end(
-                Fault(f"rank {self.rank + 1} applied another step {number}: digest {digest.hex()}, here {own.hex()}")
-            )
-            return
-        self._confirmed(number, digest)
+        self._confirmed(number)
 
-    def _confirmed(self, number: StepNumber, digest: bytes) -> None:
-        self.applied_number, self.applied_digest = number, digest
+    def _confirmed(self, number: StepNumber) -> None:
         if self.on_applied is not None:
             self.on_applied(number)
         else:
+            digest = self.chain.confirmed.digest
             self.answers.put_nowait(pb.StepsResponse(applied=pb.Applied(number=number, digest=digest)))
 
     def draining(self, rank: int) -> None:
@@ -166,16 +171,14 @@ class Generation:
         """A decoder dialled. Its older link, if one stands, ends.
 
         Raises:
-            Misfit: the decoder can't take this stage's KV.
+            Fenced: a link of this or a newer pairing stands.
             Unavailable: the generation is over.
         """
         if self.ended.done():
             raise self.ended.result()
         key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
-        for older in [k for k in self.links if k[0] == key[0]]:
-            if older[1] >= key[1]:
-                raise Misfit(f"pairing {key[1]} is not newer than the standing {older[1]}", reason="stale_pairing")
-            self.links[older].end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
+        for older in self._link_book.open(key):
+            self.links.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
         link = LinkSender(key, self.number, self._shard, hello.window_bytes, self._worker.post)
         self.links[key] = link
         metrics.LINKS_OPEN.set(len(self.links))
@@ -184,6 +187,7 @@ class Generation:
     def close_link(self, link: LinkSender) -> None:
         """A link's stream ended."""
         link.end(Unavailable("the link ended", reason="link_lost"))
+        self._link_book.close(link.key)
         if self.links.get(link.key) is link:
             del self.links[link.key]
         metrics.LINKS_OPEN.set(len(self.links))
@@ -204,7 +208,47 @@ class Generation:
             self.answers.put_nowait(pb.StepsResponse(progress=pb.Progress()))
         if age is not None and age > limit_seconds:
             self.end(Unavailable(f"rank {self.rank} made no progress for {limit_seconds:g} s", reason="stage_hung"))
-        if self._unconfirmed and now - self._heard_at > limit_seconds:
+        if self.chain.is_behind_silent(now, limit_seconds):
             self.end(Unavailable(f"rank {self.rank + 1} made no progress for {limit_seconds:g} s", reason="stage_hung"))
         for link in list(self.links.values()):
             link.check_progress(now, limit_seconds)
+        self.show()
+
+    # What people see of it.
+
+    def describe(self, told: pb.DescribeLogResponse) -> None:
+        """Fills in where this stage stands in the log."""
+        chain, age = self.chain, self.age_seconds()
+        told.generation, told.num_received = self.number, chain.received
+        told.num_applied, told.digest = chain.applied.num_steps, chain.applied.digest
+        told.num_confirmed, told.confirmed_digest = chain.confirmed.num_steps, chain.confirmed.digest
+        told.lag_steps, told.open_rooms = self.lag_steps, self.num_rooms
+        if age is not None:
+            told.age.FromNanoseconds(int(age * 1e9))
+
+    def show(self) -> None:
+        """Sets the gauges of the log."""
+        chain = self.chain
+        metrics.LOG_STEPS_RECEIVED.set(chain.received)
+        metrics.LOG_STEPS_APPLIED.set(chain.applied.num_steps)
+        metrics.LOG_STEPS_CONFIRMED.set(chain.confirmed.num_steps)
+        metrics.LOG_DIGEST.set(int.from_bytes(chain.applied.digest[: metrics.DIGEST_METRIC_BYTES], "big"))
+        metrics.LOG_LAG_STEPS.set(self.lag_steps)
+        metrics.LOG_AGE_SECONDS.set(self.age_seconds() or 0.0)
+
+
+def show_no_generation(num_pages: int) -> None:
+    """Sets the gauges of a stage that is part of no generation."""
+    metrics.PAGES_FREE.set(num_pages)
+    for gauge in (
+        metrics.ROOMS_OPEN,
+        metrics.ROOMS_WAITING,
+        metrics.STEPS_IN_FLIGHT,
+        metrics.LOG_STEPS_RECEIVED,
+        metrics.LOG_STEPS_APPLIED,
+        metrics.LOG_STEPS_CONFIRMED,
+        metrics.LOG_DIGEST,
+        metrics.LOG_LAG_STEPS,
+        metrics.LOG_AGE_SECONDS,
+    ):
+        gauge.set(0)

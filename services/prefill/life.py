@@ -14,14 +14,14 @@ from kvmesh.errors import Fenced, KvmeshError, Unavailable
 from kvmesh.kv.layout import Shard
 from kvmesh.protocol.fence import Fence
 from kvmesh.protocol.ids import Generation as GenerationId
-from kvmesh.protocol.ids import Incarnation, short
+from kvmesh.protocol.ids import Incarnation, Rank, short
+from kvmesh.protocol.life import Opening, StageLife, Verdict
 from kvmesh.protocol.scheduler import Limits
 from kvmesh.rpc.tasks import race
-from kvmesh.telemetry import logs, metrics
+from kvmesh.telemetry import logs
 from kvmesh.v1 import bootstrap_pb2, types_pb2
-from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.downstream import Downstream
-from services.prefill.generation import DRAINED, Generation
+from services.prefill.generation import DRAINED, Generation, show_no_generation
 from services.prefill.head import Head
 from services.prefill.registration import Registrant, StageLease
 from services.prefill.worker import StageWorker
@@ -48,15 +48,16 @@ class StageIdentity:
         return Incarnation(self.member.incarnation)
 
 
-class StageLife:
-    """The life that runs now; `run` returns by raising why it ended."""
+class LiveStage:
+    """The life that runs now, and its streams; `run` returns by raising why it ended. What it may do, `protocol.life` says."""
 
     def __init__(self, identity: StageIdentity, fence: Fence, lease: StageLease, worker: StageWorker) -> None:
+        own = identity
         self.identity = identity
+        self.life = StageLife(own.incarnation, own.pipeline, Rank(own.rank), own.pp_size, fence)
         self.generation: Generation | None = None
         self.head: Head | None = None
         self.admitted = asyncio.Event()
-        self.serving = False
         self.draining = False
         self._fence, self._lease, self._worker = fence, lease, worker
         self._downstream: Downstream | None = None
@@ -65,8 +66,6 @@ class StageLife:
         self._no_streams = asyncio.Event()
         self._no_streams.set()
         self._waits_for = ""
-        self._admitted_to = GenerationId(0)
-        self._over = False
 
     async def run(self) -> None:
         """Registers, serves, ends.
@@ -75,7 +74,7 @@ class StageLife:
             Misfit, InvalidInput: the registry refuses this stage for good.
             KvmeshError: otherwise, always: why the life is over.
         """
-        registrant = Registrant(self._registration, self._held, self._heartbeat, self._directive)
+        registrant = Registrant(self._registration, lambda: self.life.held, self._heartbeat, self._directive)
         try:
             await race(self._lease.run(registrant), self._hold(), self._run_downstream(), self._watch())
         except KvmeshError as error:
@@ -87,14 +86,11 @@ class StageLife:
                 await self._downstream.close(drained=self._drained)
             await self._no_streams.wait()
             await self._worker.rest()
-            metrics.PAGES_FREE.set(self.identity.limits.num_pages)
-            for gauge in (metrics.ROOMS_OPEN, metrics.ROOMS_WAITING, metrics.STEPS_IN_FLIGHT):
-                gauge.set(0)
+            show_no_generation(self.identity.limits.num_pages)
 
     def end(self, error: KvmeshError) -> None:
         """Ends the generation, if there is one; the life follows. Repeated: nothing."""
-        self.serving = False
-        self._over = True
+        self.life.end()
         if self.generation is not None:
             self.generation.end(error)
 
@@ -102,7 +98,7 @@ class StageLife:
         """The process wants to leave. Returns whether there is anything to wait for."""
         self.draining = True
         self._lease.nudge()
-        if not self.serving or self.generation is None:
+        if not self.life.serving or self.generation is None:
             return False
         if self.head is not None:
             self.head.drain()
@@ -133,46 +129,28 @@ class StageLife:
         Raises:
             Fenced: it is not the one meant.
         """
-        if self.generation is None or not self.serving or self.generation.number != generation:
-            raise Fenced(f"generation {short(generation)} is not served here")
+        self.life.require_serving(GenerationId(generation))
+        assert self.generation is not None, "serving"
         return self.generation
 
-    async def accept(self, opening: pb.StepOpen) -> Generation:
-        """The rank before opens its step stream: the generation begins here.
-
-        A middle rank was ordered to link under that generation; the last rank was admitted to it, in this very life: one
-        that the registry minted for an earlier lease is over, whatever the rank before believes. The stream may overtake
-        the registry's word, so that is waited for.
+    async def accept(self, opening: Opening) -> Generation:
+        """The rank before opens its step stream: the generation begins here, once the registry's word is here as well.
 
         Raises:
             Fenced: it means another process, pipeline or rank, or a generation that can't begin here.
         """
-        own = self.identity
-        wanted = (opening.to_incarnation, opening.pipeline, opening.from_rank + 1)
-        if wanted != (own.incarnation, own.pipeline, own.rank):
-            raise Fenced(
-                f"meant for rank {wanted[2]} of {wanted[1]}, or another process; this is rank {own.rank} of {own.pipeline}"
-            )
-        number = GenerationId(opening.generation)
-        if own.rank == own.pp_size - 1:
-            await self._told_of(number)
-        if self.serving and self.generation is not None and number > self.generation.number:
+        verdict = self.life.judge(opening)
+        if verdict is Verdict.WAIT:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.admitted.wait(), self.identity.watchdog_seconds)
+            verdict = self.life.judge(opening)
+        number = opening.generation
+        if verdict is Verdict.GIVE_WAY:
             self.end(Unavailable(f"generation {short(number)} took over", reason="generation_replaced"))
-        if self._over or self.serving or (self.generation is not None and self.generation.number != number):
-            raise Fenced(f"generation {short(number)} can't begin here: another one stands or is being linked")
-        if self.generation is None and own.rank != own.pp_size - 1:
-            raise Fenced(f"rank {own.rank} is not linked to rank {own.rank + 1} yet")
-        self._fence.begin(number)
-        generation = self.generation or self._make(number)
-        self.serving = True
-        return generation
-
-    async def _told_of(self, number: GenerationId) -> None:
-        """Waits, at most the watchdog's time, to be admitted in this life, to that generation."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.admitted.wait(), self.identity.watchdog_seconds)
-        if self._admitted_to != number:
-            raise Fenced(f"generation {short(number)} is not the one this stage was admitted to")
+        if verdict is not Verdict.BEGIN:
+            raise Fenced(f"generation {short(number)} can't begin here yet")
+        self.life.begin(number)
+        return self.generation or self._make(number)
 
     # Directives.
 
@@ -193,12 +171,13 @@ class StageLife:
         return None
 
     async def _link_next(self, order: bootstrap_pb2.LinkNext) -> bootstrap_pb2.StageLinked:
-        own = self.identity
-        if self._downstream is not None:
-            raise Unavailable("ordered to link twice", reason="withdrawn")
+        own, number = self.identity, GenerationId(order.generation)
+        self.life.ordered(number)
         self._downstream = Downstream(own.pipeline, own.rank, own.incarnation, own.watchdog_seconds)
-        await self._downstream.open(order.next, GenerationId(order.generation))
-        self._make(GenerationId(order.generation))
+        await self._downstream.open(order.next, number)
+        if not self.life.linked():
+            raise Unavailable("the life ended while it linked", reason="stage_lost")
+        self._make(number)
         log.info("linked to rank %d", own.rank + 1)
         return bootstrap_pb2.StageLinked(generation=order.generation)
 
@@ -206,12 +185,8 @@ class StageLife:
         own = self.identity
         with logs.bind(generation=short(number)):
             log.info("admitted")
-        if own.rank == 0 and not self.serving:
-            self._fence.begin(number)
-            generation = self.generation or self._make(number)
-            self.head = Head(generation, own.limits, own.descriptor.vocab_size)
-            self.serving = True
-        self._admitted_to = number
+        if self.life.admitted(number):
+            self.head = Head(self.generation or self._make(number), own.limits, own.descriptor.vocab_size)
         self.admitted.set()
 
     def _make(self, number: GenerationId) -> Generation:
@@ -222,9 +197,6 @@ class StageLife:
 
     # What the lease asks.
 
-    def _held(self) -> GenerationId:
-        return self.generation.number if self.serving and self.generation is not None else GenerationId(0)
-
     def _registration(self) -> bootstrap_pb2.StageRegistration:
         own = self.identity
         return bootstrap_pb2.StageRegistration(
@@ -234,7 +206,7 @@ class StageLife:
             pp_size=own.pp_size,
             descriptor=own.descriptor,
             highest_term=self._fence.term,
-            held_generation=self._held(),
+            held_generation=self.life.held,
         )
 
     def _heartbeat(self) -> bootstrap_pb2.Heartbeat:
@@ -265,4 +237,4 @@ class StageLife:
         while True:
             await asyncio.sleep(limit / 4)
             if self.generation is not None:
-                self.generation.watch(limit, limit / 4, serving=self.serving)
+                self.generation.watch(limit, limit / 4, serving=self.life.serving)

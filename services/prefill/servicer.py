@@ -4,6 +4,7 @@ Reads what comes in, hands it to the generation or its head, and writes what the
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, open_frame, seal
 from kvmesh.kv.layout import DTypeName, is_exact_cast
 from kvmesh.protocol.ids import Incarnation, PairingNumber, RoomId, short
+from kvmesh.protocol.request import LOST_STEP
 from kvmesh.protocol.scheduler import PairingKey
 from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc.tasks import race
@@ -23,14 +25,15 @@ from kvmesh.v1 import types_pb2
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer
 from services.prefill.generation import DRAINED, Generation
 from services.prefill.head import Head
-from services.prefill.life import StageLife
+from services.prefill.life import LiveStage
 from services.prefill.links import LinkSender
-from services.prefill.wire import step_from
+from services.prefill.wire import opening_from, step_from
 
 log = logs.get(__name__)
 
 StepsContext = grpc.aio.ServicerContext[pb.StepsRequest, pb.StepsResponse]
 ControlContext = grpc.aio.ServicerContext[pb.ControlRequest, pb.ControlResponse]
+DescribeContext = grpc.aio.ServicerContext[pb.DescribeLogRequest, pb.DescribeLogResponse]
 RawContext = grpc.aio.ServicerContext[bytes, bytes]
 
 _Message = TypeVar("_Message")
@@ -39,15 +42,22 @@ _Message = TypeVar("_Message")
 class PrefillServicer(PrefillServiceServicer):
     """Streams of one stage."""
 
-    def __init__(self, life: Callable[[], StageLife], watchdog_seconds: float) -> None:
+    def __init__(
+        self,
+        life: Callable[[], LiveStage],
+        describe: Callable[[], pb.DescribeLogResponse],
+        watchdog_seconds: float,
+    ) -> None:
         """Args:
         life: the life that runs now.
+        describe: where the stage stands in the log.
         watchdog_seconds: a stream whose first message takes longer is refused.
 
         Raises (through the returned streams):
             Unavailable: the stage is between two lives.
         """
         self._life = life
+        self._describe = describe
         self._watchdog_seconds = watchdog_seconds
 
     async def _first(self, requests: AsyncIterator[_Message]) -> _Message | None:
@@ -73,7 +83,7 @@ class PrefillServicer(PrefillServiceServicer):
             raise InvalidInput("the first message is not an open", field="open")
         life = self._life()
         with life.stream():
-            generation = await life.accept(first.open)
+            generation = await life.accept(opening_from(first.open))
             try:
                 with logs.bind(generation=short(generation.number)):
                     await context.write(pb.StepsResponse(opened=pb.StepOpened()))
@@ -85,6 +95,16 @@ class PrefillServicer(PrefillServiceServicer):
             finally:
                 before = life.identity.rank - 1
                 life.end(Unavailable(f"rank {before} of {life.identity.pipeline} was lost", reason="stage_lost"))
+
+    # The log, for people.
+
+    async def DescribeLog(  # noqa: N802
+        self,
+        request: pb.DescribeLogRequest,  # noqa: ARG002
+        context: DescribeContext,  # noqa: ARG002
+    ) -> pb.DescribeLogResponse:
+        """Where this stage stands in the log."""
+        return self._describe()
 
     # Control.
 
@@ -100,11 +120,16 @@ class PrefillServicer(PrefillServiceServicer):
             generation, head, key = self._open_control(life, first.open)
             try:
                 await context.write(pb.ControlResponse(opened=pb.ControlOpened()))
-                await race(_read_control(requests, context, head, key), generation.raise_when_ended())
+                refused: asyncio.Queue[pb.RoomRefused] = asyncio.Queue()  # one a room
+                await race(
+                    _read_control(requests, refused, head, key),
+                    _write_refused(context, refused),
+                    _end_control(generation, refused, head, key, self._watchdog_seconds / 4),
+                )
             finally:
                 head.unpair(key)
 
-    def _open_control(self, life: StageLife, opening: pb.ControlOpen) -> tuple[Generation, Head, PairingKey]:
+    def _open_control(self, life: LiveStage, opening: pb.ControlOpen) -> tuple[Generation, Head, PairingKey]:
         if life.head is None:
             if life.identity.rank != 0:
                 raise Misfit(f"control goes to rank 0; this is rank {life.identity.rank}")
@@ -142,7 +167,7 @@ class PrefillServicer(PrefillServiceServicer):
             finally:
                 generation.close_link(link)
 
-    def _welcome(self, life: StageLife) -> bytes:
+    def _welcome(self, life: LiveStage) -> bytes:
         identity, shard = life.identity, life.identity.shard
         payload = pb.LinkWelcome(
             protocol_version=PROTOCOL_VERSION,
@@ -171,6 +196,7 @@ async def _read_steps(requests: AsyncIterator[pb.StepsRequest], generation: Gene
                 raise InvalidInput("activations do not add up to activation_bytes", field="activations")
             pieces.append(piece.activations.payload)
             missing -= len(piece.activations.payload)
+        generation.num_written = max(generation.num_written, message.step.num_written)
         generation.run(step_from(message.step), activations=b"".join(pieces))
     generation.end(Unavailable("the pipeline drained", reason=DRAINED))
 
@@ -181,20 +207,39 @@ async def _write_answers(context: StepsContext, generation: Generation) -> None:
 
 
 async def _read_control(
-    requests: AsyncIterator[pb.ControlRequest], context: ControlContext, head: Head, key: PairingKey
+    requests: AsyncIterator[pb.ControlRequest], refused: asyncio.Queue[pb.RoomRefused], head: Head, key: PairingKey
 ) -> None:
     async for message in requests:
         kind = message.WhichOneof("message")
         if kind == "admit":
-            refused = head.admit(key, message.admit)
-            if refused is not None:
-                await context.write(pb.ControlResponse(refused=refused))
+            refusal = head.admit(key, message.admit)
+            if refusal is not None:
+                refused.put_nowait(refusal)
         elif kind == "drop":
             head.drop(key, RoomId(message.drop))
         elif kind == "received":
             head.received(key, RoomId(message.received))
         else:
             log.warning("a decoder sent a control message of an unknown kind")
+
+
+async def _write_refused(context: ControlContext, refused: asyncio.Queue[pb.RoomRefused]) -> None:
+    while True:
+        await context.write(pb.ControlResponse(refused=await refused.get()))
+        refused.task_done()
+
+
+async def _end_control(
+    generation: Generation, refused: asyncio.Queue[pb.RoomRefused], head: Head, key: PairingKey, patience_seconds: float
+) -> None:
+    """Ends with the generation; its last words name the rooms that had work in the step it died in."""
+    error = await asyncio.shield(generation.ended)
+    if error.reason != DRAINED:
+        for room in head.scheduler.rooms_in_flight(key):
+            refused.put_nowait(pb.RoomRefused(room=room, reason=LOST_STEP, detail=error.message))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(refused.join(), patience_seconds)
+    raise error
 
 
 async def _read_credits(requests: AsyncIterator[bytes], link: LinkSender) -> None:

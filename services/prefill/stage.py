@@ -17,8 +17,9 @@ from kvmesh.rpc.raw import raw_stream_handler
 from kvmesh.rpc.retry import reconnect_policy
 from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs, metrics
+from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
-from services.prefill.life import StageIdentity, StageLife
+from services.prefill.life import LiveStage, StageIdentity
 from services.prefill.registration import StageLease
 from services.prefill.servicer import PrefillServicer
 from services.prefill.worker import FrameCopied, Report, StageWorker
@@ -37,8 +38,9 @@ class PrefillStage:
         self._identity, self._lease, self._fence = identity, lease, fence
         self._loop = asyncio.get_running_loop()
         self._worker = StageWorker(runner, self._receive_in_thread)
-        self._life: StageLife | None = None
-        self._servicer = PrefillServicer(self._current, identity.watchdog_seconds)
+        self._life: LiveStage | None = None
+        self._last_end = ""
+        self._servicer = PrefillServicer(self._current, self._describe, identity.watchdog_seconds)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers Steps, Control and the raw Link."""
@@ -69,11 +71,13 @@ class PrefillStage:
                 await self._live(life)
 
     async def _live(self, life: Life) -> None:
-        self._life = StageLife(self._identity, self._fence, self._lease, self._worker)
+        self._life = LiveStage(self._identity, self._fence, self._lease, self._worker)
         try:
             await race(self._life.run(), self._tell_ready(self._life, life))
         except KvmeshError as error:
             generation = self._life.generation
+            if generation is not None:
+                self._last_end = error.message
             with logs.bind(generation=short(generation.number) if generation is not None else None):
                 log.info("life over: %s", error.message)
             raise
@@ -81,7 +85,7 @@ class PrefillStage:
             self._life = None
             life.set_ready(False, "not admitted")
 
-    async def _tell_ready(self, stage: StageLife, life: Life) -> None:
+    async def _tell_ready(self, stage: LiveStage, life: Life) -> None:
         await stage.admitted.wait()
         life.set_ready(True)
         await asyncio.Event().wait()
@@ -92,10 +96,20 @@ class PrefillStage:
         if stage is not None and stage.drain() and stage.generation is not None:
             await asyncio.wait([stage.generation.ended])
 
-    def _current(self) -> StageLife:
+    def _current(self) -> LiveStage:
         if self._life is None:
             raise Unavailable("the stage is between two generations", reason="stage_lost")
         return self._life
+
+    def _describe(self) -> pb.DescribeLogResponse:
+        """Where this stage stands in the log."""
+        own, live = self._identity, self._life
+        told = pb.DescribeLogResponse(
+            pipeline=own.pipeline, rank=own.rank, incarnation=own.incarnation, last_end=self._last_end
+        )
+        if live is not None and live.generation is not None:
+            live.generation.describe(told)
+        return told
 
     def _receive_in_thread(self, report: Report) -> None:
         self._loop.call_soon_threadsafe(self._receive, report)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.errors import InvalidInput
-from kvmesh.protocol.ids import Incarnation, PageId, PairingNumber, RoomId, StepNumber
+from kvmesh.protocol.ids import Generation, Incarnation, PageId, PairingNumber, Rank, RoomId, StepNumber
+from kvmesh.protocol.life import Opening
 from kvmesh.protocol.steps import Entry, RoomAdmitted, RoomDone, RoomDropped, Sampling, Step, Work
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1 import types_pb2
@@ -19,18 +20,30 @@ def sampling_from(message: types_pb2.Sampling) -> Sampling:
     return Sampling(message.temperature, message.top_k, message.top_p or 1.0, message.seed)
 
 
-def step_to_messages(step: Step, activations: bytes) -> Iterator[pb.StepsRequest]:
-    """One Step and its activations in pieces."""
+def step_to_messages(step: Step, activations: bytes, num_written: int) -> Iterator[pb.StepsRequest]:
+    """One Step and its activations in pieces.
+
+    Args:
+        num_written: steps that rank 0 had written, as far as is known here.
+    """
     yield pb.StepsRequest(
         step=pb.Step(
             number=step.number,
             entries=[_entry_to(e) for e in step.entries],
             work=[pb.StepWork(room=w.room, begin=w.begin, end=w.end) for w in step.work],
             activation_bytes=len(activations),
+            num_written=num_written,
         )
     )
     for at in range(0, len(activations), PIECE_BYTES):
         yield pb.StepsRequest(activations=pb.Activations(payload=activations[at : at + PIECE_BYTES]))
+
+
+def opening_from(message: pb.StepOpen) -> Opening:
+    """How a step stream opens."""
+    return Opening(
+        message.pipeline, Generation(message.generation), Rank(message.from_rank), Incarnation(message.to_incarnation)
+    )
 
 
 def step_from(message: pb.Step) -> Step:

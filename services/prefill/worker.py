@@ -20,6 +20,7 @@ from kvmesh.model.runner import Runner, Span
 from kvmesh.model.sampling import SamplingParams, sample
 from kvmesh.protocol.ids import Generation, RoomId
 from kvmesh.protocol.scheduler import PairingKey
+from kvmesh.protocol.sending import Computed, computed_spans, readable
 from kvmesh.protocol.steps import AppliedLog, RoomOnStage, Step
 
 
@@ -53,16 +54,6 @@ class CopyFrame:
     key: PairingKey
     room: RoomId
     piece: Piece
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """Tokens [begin, end) of a room that its decoder does not have: to be sent over the pairing `key`."""
-
-    key: PairingKey
-    room: RoomId
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,18 +195,13 @@ class StageWorker:
         step, log, began = record.step, self._log, monotonic()
         log.apply(step)
         rooms = [log.rooms[w.room] for w in step.work]
-        computed = tuple(
-            Computed((r.admitted.decoder, r.admitted.pairing), w.room, max(w.begin, r.admitted.cached_len), w.end)
-            for w, r in zip(step.work, rooms, strict=True)
-            if w.end > r.admitted.cached_len
-        )
         activations, sampled = self._compute(record, rooms) if step.work else (b"", ())
         return StepDone(
             record.generation,
             step,
             log.digest,
             activations,
-            computed,
+            computed_spans(log, step),
             sampled,
             seconds=monotonic() - began,
             num_rooms=len(log.rooms),
@@ -259,8 +245,8 @@ class StageWorker:
 
     def _copy(self, asked: CopyFrame) -> None:
         """Copies for a room of the running log; a room that ended, or an older generation, yields None."""
-        room = self._log.rooms.get(asked.room) if asked.generation == self._generation else None
-        if room is None or (room.admitted.decoder, room.admitted.pairing) != asked.key:
+        room = readable(self._log, asked.key, asked.room) if asked.generation == self._generation else None
+        if room is None:
             self._receive(FrameCopied(asked, None))
             return
         frame = self._runner.pool.frame(room.pages, asked.piece, room=asked.room, pairing=asked.key[1])

@@ -3,9 +3,9 @@ from time import monotonic
 
 import pytest
 
-from kvmesh.errors import Corrupt, Fenced, Full, InvalidInput, KvmeshError, Misfit, Unavailable
+from kvmesh.errors import Fenced, Full, InvalidInput, KvmeshError, Misfit, Unavailable
 from kvmesh.rpc import retry
-from kvmesh.rpc.retry import call_policy, is_transient, reconnect_policy, room_policy
+from kvmesh.rpc.retry import is_transient, reconnect_policy, room_policy
 
 
 async def attempts(policy: retry.AsyncRetrying, errors: list[Exception]) -> int:
@@ -19,39 +19,48 @@ async def attempts(policy: retry.AsyncRetrying, errors: list[Exception]) -> int:
     return ran
 
 
-async def test_a_call_is_tried_again_until_it_succeeds() -> None:
-    assert await attempts(call_policy(10), [Unavailable("a"), Full("b")]) == 3
+def always(error: KvmeshError) -> bool:
+    return True
 
 
 @pytest.mark.parametrize("error", [InvalidInput("x"), Misfit("x"), ValueError("x")], ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("policy", [lambda: call_policy(10), lambda: room_policy(3, 10), lambda: reconnect_policy()])
-async def test_what_fails_again_is_not_tried_again(policy: object, error: Exception) -> None:
+async def test_what_fails_again_is_not_tried_again(error: Exception) -> None:
     left = [error, error]
     with pytest.raises(type(error)):
-        await attempts(policy(), left)  # type: ignore[operator]
+        await attempts(reconnect_policy(), left)
     assert len(left) == 1
 
 
-async def test_a_call_stops_before_the_callers_deadline_with_the_last_error() -> None:
+async def test_a_room_stops_before_the_requests_deadline_with_the_last_error() -> None:
     began = monotonic()
     with pytest.raises(Unavailable, match="away"):
-        await attempts(call_policy(0.3), [Unavailable("away")] * 1000)
+        await attempts(room_policy(always, 0.3), [Unavailable("away")] * 1000)
     assert monotonic() - began < 0.3 + 0.05
 
 
-async def test_a_room_is_asked_for_three_times_and_no_more() -> None:
-    left: list[Exception] = [Unavailable("a"), Corrupt("b"), Fenced("c"), Unavailable("d")]
-    with pytest.raises(Fenced, match="c"):
-        await attempts(room_policy(3, 10), left)
-    assert len(left) == 1
+async def test_the_request_itself_says_whether_another_room_is_tried() -> None:
+    judged: list[KvmeshError] = []
+
+    def twice(error: KvmeshError) -> bool:
+        judged.append(error)
+        return len(judged) < 2
+
+    with pytest.raises(Fenced, match="b"):
+        await attempts(room_policy(twice, 10), [Unavailable("a"), Fenced("b"), Unavailable("c")])
+    assert [e.message for e in judged] == ["a", "b"], "each error is judged once"
+
+
+async def test_a_bug_is_no_failed_attempt() -> None:
+    with pytest.raises(ValueError, match="bug"):
+        await attempts(room_policy(always, 10), [ValueError("bug")])
 
 
 async def test_a_peers_wish_when_to_come_back_is_kept_within_the_deadline() -> None:
     began = monotonic()
-    assert await attempts(room_policy(3, 10), [Full("x", retry_after_seconds=0.2)]) == 2
+    assert await attempts(room_policy(always, 10), [Full("x", retry_after_seconds=0.2)]) == 2
     assert monotonic() - began >= 0.2
     with pytest.raises(Full):
-        await attempts(room_policy(3, 0.1), [Full("x", retry_after_seconds=0.2)])
+        await attempts(room_policy(always, 0.1), [Full("x", retry_after_seconds=0.2)])
 
 
 async def test_a_lease_is_opened_again_without_end() -> None:

@@ -27,7 +27,7 @@ def step() -> Step:
 
 def test_a_step_crosses_the_wire_unchanged() -> None:
     """F-R7: ids keep all their bits."""
-    (message,) = step_to_messages(step(), b"")
+    (message,) = step_to_messages(step(), b"", 7)
     read = step_from(pb.StepsRequest.FromString(message.SerializeToString()).step)
     assert read == step()
     assert read.canonical() == step().canonical()
@@ -36,7 +36,7 @@ def test_a_step_crosses_the_wire_unchanged() -> None:
 @pytest.mark.parametrize("size", [1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
 def test_activations_travel_in_pieces_that_add_up(size: int) -> None:
     sent = bytes(range(256)) * (size // 256 + 1)
-    head, *pieces = step_to_messages(step(), sent[:size])
+    head, *pieces = step_to_messages(step(), sent[:size], 7)
     assert head.step.activation_bytes == size
     assert b"".join(p.activations.payload for p in pieces) == sent[:size]
     assert max(len(p.activations.payload) for p in pieces) <= PIECE_BYTES
