@@ -30,7 +30,7 @@ GENERATED := $(PROTOS:protos/%.proto=%_pb2.py)
 # More arguments for pytest, the demo or the benchmark: make test ARGS='-k pages -x'
 ARGS ?=
 
-.PHONY: help setup proto fmt lint type arch check test test-deep test-deep-slice demo bench wheel clean distclean
+.PHONY: help setup proto fmt lint type arch check test test-deep test-deep-slice prove field-cases demo bench wheel clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -106,6 +106,12 @@ test-deep: $(VENV)/.dev $(GENERATED) ## The long tests
 # pytest's 5 means that no test is marked so yet.
 test-deep-slice: $(VENV)/.dev $(GENERATED) ## Those of the long tests that continuous integration runs too
 	$(PY) -m pytest -m 'deep and slice' --durations=15 $(ARGS) || test $$? -eq 5
+
+prove: $(VENV)/.dev ## Search the small worlds of the protocol whole, and run seeds at random: docs/simulator.md
+	$(PY) -m simulator --prove $(ARGS)
+
+field-cases: $(VENV)/.dev $(GENERATED) ## What went wrong in the field: each row's tests, run
+	$(PY) tests/field_cases.py $(ARGS)
 
 # --- Package and clean ---
 

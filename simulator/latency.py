@@ -7,10 +7,14 @@
 A single slow stage is one edge with another latency than the rest: `Latencies(default, {edge: other})`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import log
 from random import Random
 
+NUMBER = re.compile(r"\d+(\.\d*)?(e-?\d+)?")
+"""Not negative, finite."""
 TAIL_CUT = 100.0
 """A heavy tail ends at so many times its shortest value: a link slower than that is broken, and broken links are faults."""
 
@@ -29,16 +33,32 @@ class Latency:
         """From its name and numbers.
 
         Raises:
-            ValueError: it is not one of the three forms.
+            ValueError: it is not one of the three forms, or no latency is so.
         """
-        shape, *numbers = text.split(":")
+        shape, *rest = text.split(":")
         wanted = {"constant": 1, "uniform": 2, "heavy": 2}.get(shape)
-        if wanted is None or len(numbers) != wanted:
+        numbers = [float(n) for n in rest if NUMBER.fullmatch(n)]
+        if wanted is None or not wanted == len(numbers) == len(rest):
             raise ValueError(f"latency {text!r} is none of constant:S, uniform:LOW:HIGH, heavy:LOW:EXPONENT")
-        return Latency(shape, *(float(n) for n in numbers))
+        latency = Latency(shape, *numbers)
+        if (shape == "uniform" and latency.high < latency.low) or (shape == "heavy" and latency.high == 0):
+            raise ValueError(f"latency {text!r}: the upper end is below the lower, or the exponent is not positive")
+        return latency
 
     def __str__(self) -> str:
         return f"{self.shape}:{self.low:g}" + ("" if self.shape == "constant" else f":{self.high:g}")
+
+    @property
+    def mean(self) -> float:
+        """Of many messages, seconds."""
+        if self.shape == "constant":
+            return self.low
+        if self.shape == "uniform":
+            return (self.low + self.high) / 2
+        if self.high == 1:
+            return self.low * (1 + log(TAIL_CUT))
+        beyond: float = TAIL_CUT ** (1 - self.high)
+        return self.low * (self.high - beyond) / (self.high - 1)
 
     def draw(self, random: Random) -> float:
         """One message's latency."""

@@ -6,6 +6,7 @@ Called by `kvmesh up` and by the tests of the mesh. Knows which services a mesh 
 import asyncio
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -27,12 +28,18 @@ class LocalMesh:
     """Children by name. Entering starts them all, leaving ends them all."""
 
     def __init__(
-        self, shape: Shape, directory: Path, *, restarted: Callable[[Child, ChildDied], None] | None = None
+        self,
+        shape: Shape,
+        directory: Path,
+        *,
+        restarted: Callable[[Child, ChildDied], None] | None = None,
+        placed: Callable[[ChildSpec], ChildSpec] = lambda spec: spec,
     ) -> None:
         """Args:
         shape: what to start.
         directory: for the registry's state and the children's logs; made when absent.
         restarted: given, a dead child is started again, and this is called; else its death ends the mesh.
+        placed: says of each service where it runs: the spec with `within` and addresses; else all are beside this process.
         """
         self.shape = shape
         self.children: dict[str, Child] = {}
@@ -42,6 +49,7 @@ class LocalMesh:
         self._announced: dict[str, asyncio.Event] = {}
         self._state_dir = directory / "registry"
         self._restarted = restarted
+        self._placed = placed
 
     async def __aenter__(self) -> Self:
         """Starts the registry, then everything else at once.
@@ -52,10 +60,10 @@ class LocalMesh:
         self.logs.mkdir(parents=True, exist_ok=True)
         self._state_dir.mkdir(parents=True, exist_ok=True)
         try:
-            await (await self.start(self.shape.bootstrap(self._state_dir))).announced()
+            await (await self.start(self._placed(self.shape.bootstrap(self._state_dir)))).announced()
             others = [*self.shape.stages(self.registry), *self.shape.decoder_specs(self.registry)]
             for spec in [*others, self.shape.gateway(self.registry)]:
-                await self.start(spec)
+                await self.start(self._placed(spec))
         except BaseException:
             await self.kill()
             raise
@@ -154,4 +162,4 @@ def _where_it_was(child: Child) -> ChildSpec:
     if "--listen" not in spec.flags or child.where is None:
         return spec
     place = spec.flags.index("--listen") + 1
-    return ChildSpec(spec.name, spec.module, (*spec.flags[:place], child.where.address, *spec.flags[place + 1 :]))
+    return replace(spec, flags=(*spec.flags[:place], child.where.address, *spec.flags[place + 1 :]))

@@ -26,6 +26,9 @@ class ChildSpec:
     """For people, e.g. "p0 rank 1"."""
     module: str
     flags: tuple[str, ...]
+    within: tuple[str, ...] = ()
+    """The command that starts it, if it is to run elsewhere, e.g. in a network namespace; it must become the service
+    (exec), not fork it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Child:
         path = logs / f"{spec.name.replace(' ', '-')}.log"
         with path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                *(*spec.within, sys.executable),
                 *("-m", "kvmesh.cli.child", str(os.getpid()), spec.module, *spec.flags),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

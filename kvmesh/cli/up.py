@@ -193,17 +193,6 @@ class _Up:
         self._console.print(f"{monotonic() - self._began:6.2f} s  {line}", style=style)
 
 
-_STYLES = {
-    "lost": "red",
-    "over": "red",
-    "parted": "red",
-    "failed": "red",
-    "admitted": "green",
-    "paired": "green",
-    "ready": "bold green",
-}
-
-
 def _shape(flags: argparse.Namespace) -> Shape:
     once = flags.prompt is not None
     return Shape(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvmesh.errors import Full, InvalidInput
-from kvmesh.protocol.ids import Generation
+from kvmesh.protocol.ids import Generation, Incarnation
 from kvmesh.protocol.leases import Lease
 from kvmesh.protocol.members import Load
 from kvmesh.protocol.pages import pages_for
@@ -24,6 +24,10 @@ class RoomRequest:
     """Tokens of prompt and output so far."""
     max_output_len: int
     """Tokens that may still be produced."""
+    lost_generations: tuple[Generation, ...] = ()
+    """With which this request had a room before, and lost it: others go first."""
+    lost_decoders: tuple[Incarnation, ...] = ()
+    """The same."""
 
     @property
     def total_len(self) -> int:
@@ -56,11 +60,17 @@ class Pair:
         decoder = _with(self.decoder, room.total_len)
         return replace(head, queued_tokens=head.queued_tokens + room.prompt_len), decoder
 
-    def cost_of(self, room: RoomRequest) -> tuple[int, int, int, int]:
-        """Smaller is better: rooms that wait for pages, prompt tokens to compute, pages free at the decoder, at the head."""
+    def cost_of(self, room: RoomRequest) -> tuple[int, int, int, int, int]:
+        """Smaller is better: what lost a room of this request, rooms that wait for pages, prompt tokens to compute, pages free
+        at the decoder, at the head."""
         head, decoder = self.loads_with(room)
+        lost = (self.generation in room.lost_generations) + (self._decoder_incarnation in room.lost_decoders)
         waiting = head.waiting_rooms + decoder.waiting_rooms
-        return waiting, head.queued_tokens, -decoder.free_pages, -head.free_pages
+        return lost, waiting, head.queued_tokens, -decoder.free_pages, -head.free_pages
+
+    @property
+    def _decoder_incarnation(self) -> Incarnation:
+        return self.decoder.member.member.incarnation
 
     def place(self, room: RoomRequest) -> None:
         """Counts a room until the next heartbeats tell of it."""

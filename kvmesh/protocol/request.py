@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.errors import Fault, KvmeshError, Retry
+from kvmesh.protocol.ids import Generation, Incarnation
 
 LOST_STEP = "in_lost_step"
 """Reason of a room that had work in the very step its generation died in. It may be what killed it, so it is tried only once
@@ -22,19 +23,24 @@ class Request:
     """Tokens of the whole request, over all attempts."""
     max_attempts: int
     output: list[int] = field(default_factory=list)
-    attempts: int = 0
-    """Rooms it was given."""
     failures: list[str] = field(default_factory=list)
     """Reasons, one for each attempt that failed."""
+    rooms: list[tuple[Generation, Incarnation]] = field(default_factory=list)
+    """With whom each attempt had its room."""
     finished: bool = False
     """The last token is here: nothing that follows counts."""
+
+    @property
+    def attempts(self) -> int:
+        """Rooms it was given."""
+        return len(self.rooms)
 
     @property
     def left(self) -> int:
         """Tokens that may still come."""
         return self.max_output_len - len(self.output)
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, generation: Generation, decoder: Incarnation) -> None:
         """It was given a room.
 
         Raises:
@@ -42,7 +48,7 @@ class Request:
         """
         if self.finished or self.attempts >= self.max_attempts:
             raise Fault(f"attempt {self.attempts + 1} of at most {self.max_attempts}")
-        self.attempts += 1
+        self.rooms.append((generation, decoder))
 
     def take(self, index: int, tokens: Sequence[int], *, last: bool) -> None:
         """Tokens came: token i only as the i-th.

@@ -12,10 +12,8 @@ from enum import Enum
 from kvmesh.errors import DuplicateRoom, Full, InvalidInput, Unavailable
 from kvmesh.protocol.ids import Generation, PageId, RoomId
 from kvmesh.protocol.pages import Pages, pages_for
+from kvmesh.protocol.remembered import Remembered
 from kvmesh.protocol.table import Table
-
-REMEMBERED_ROOMS = 1 << 16
-"""Ended rooms remembered so that a second use is refused; ids are minted once, so this only has to outlive the network."""
 
 
 class RoomState(Enum):
@@ -39,6 +37,7 @@ class RoomEvent(Enum):
     FINISHED = "finished"
     CANCELLED = "cancelled"
     REFUSED = "refused"
+    """By rank 0, which may know the room all the same: it is told Drop."""
     BROKEN = "broken"
     PAIRING_LOST = "pairing lost"
 
@@ -66,11 +65,12 @@ ROOM_TABLE: Table[RoomState, RoomEvent, Ask] = Table(
         (_R, RoomEvent.COMPLETE): (_N, (Ask.RECEIVED,)),
         (_R, RoomEvent.FINISHED): (_E, _DROP),
         (_R, RoomEvent.CANCELLED): (_E, _DROP),
-        (_R, RoomEvent.REFUSED): (_E, _FREE),
+        (_R, RoomEvent.REFUSED): (_E, _DROP),
         (_R, RoomEvent.BROKEN): (_E, _DROP),
         (_R, RoomEvent.PAIRING_LOST): (_E, _FREE),
         (_N, RoomEvent.FINISHED): (_E, _FREE),
         (_N, RoomEvent.CANCELLED): (_E, _FREE),
+        (_N, RoomEvent.REFUSED): (_N, ()),
         (_N, RoomEvent.BROKEN): (_N, ()),
         (_N, RoomEvent.PAIRING_LOST): (_N, ()),
         (_E, RoomEvent.COMPLETE): (_E, ()),
@@ -124,7 +124,7 @@ class DecoderRooms:
     _pages: Pages = field(init=False)
     _rooms: dict[RoomId, _Room] = field(default_factory=dict)
     _waiting: deque[RoomId] = field(default_factory=deque)
-    _ended: dict[RoomId, None] = field(default_factory=dict)
+    _ended: Remembered = field(default_factory=Remembered)
 
     def __post_init__(self) -> None:
         self._pages = Pages(self.limits.num_pages)
@@ -241,9 +241,7 @@ class DecoderRooms:
         if room.pages:
             self._pages.give(room.pages)
         del self._rooms[room.room]
-        self._ended[room.room] = None
-        if len(self._ended) > REMEMBERED_ROOMS:
-            del self._ended[next(iter(self._ended))]
+        self._ended.add(room.room)
 
     def check(self) -> None:
         """Audits the books.

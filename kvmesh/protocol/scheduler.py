@@ -12,6 +12,7 @@ from enum import Enum
 from kvmesh.errors import DuplicateRoom, Fault, Fenced, Full, InvalidInput, KvmeshError, Unavailable
 from kvmesh.protocol.ids import Incarnation, PageId, PairingNumber, RoomId, StepNumber
 from kvmesh.protocol.pages import Pages, pages_for
+from kvmesh.protocol.remembered import Remembered
 from kvmesh.protocol.steps import Entry, RoomAdmitted, RoomDone, RoomDropped, Sampling, Step, Work
 from kvmesh.protocol.table import Table
 
@@ -117,6 +118,7 @@ class Scheduler:
         self._turn: deque[PairingKey] = deque()
         self._prefilling: dict[RoomId, None] = {}
         self._terminal: list[Entry] = []
+        self._ended = Remembered()
         self._next_number = StepNumber(0)
         self._applied = -1
         self._working: deque[tuple[RoomId, ...]] = deque()
@@ -231,7 +233,7 @@ class Scheduler:
         limits = self.limits
         if key not in self._queues:
             return Fenced(f"pairing {key[1]} is over")
-        if room in self._rooms:
+        if room in self._rooms or room in self._ended:
             return DuplicateRoom("the room is known", field="room")
         if self.draining:
             return Unavailable("the pipeline drains", reason="draining")
@@ -295,6 +297,7 @@ class Scheduler:
         entries, self._terminal = self._terminal, []
         for entry in entries:
             room = self._rooms.pop(entry.room)
+            self._ended.add(entry.room)
             self._pages.give(room.pages)
             queue = self._queues.get(room.key)
             if queue is not None:
@@ -367,6 +370,7 @@ class Scheduler:
         if room.state is RoomState.GONE:
             self._queues[room.key].waiting.remove(room.room)
             del self._rooms[room.room]
+            self._ended.add(room.room)
         for ask in asks:
             self._terminal.append(RoomDone(room.room) if ask is Ask.WRITE_DONE else RoomDropped(room.room))
 

@@ -89,7 +89,13 @@ def load_from(message: pb.Heartbeat) -> Load:
 
 def room_from(message: pb.AssignRoomRequest) -> RoomRequest:
     """A request for a room; the core checks it."""
-    return RoomRequest(message.model, message.prompt_len, message.max_output_len)
+    return RoomRequest(
+        message.model,
+        message.prompt_len,
+        message.max_output_len,
+        tuple(Generation(g) for g in message.lost_generations),
+        tuple(Incarnation(d) for d in message.lost_decoders),
+    )
 
 
 def to_stage(directive: Directive, term: Term) -> pb.RegisterStageResponse:

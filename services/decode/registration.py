@@ -66,7 +66,11 @@ class DecoderLease:
         async with dial(self._address, watchdog_seconds=self._own.watchdog_seconds) as channel:
             async for attempt in reconnect_policy(self._may_reopen):
                 with attempt:
-                    await self._hold(channel)
+                    try:
+                        await self._hold(channel)
+                    except KvmeshError as error:
+                        log.info("no lease: %s", error.message)
+                        raise
 
     def _may_reopen(self, error: BaseException) -> bool:
         """A refusal is final only while nothing runs: what runs is not ended by a registry."""

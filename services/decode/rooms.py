@@ -138,7 +138,9 @@ class Rooms:
     # From the pairings.
 
     def refused(self, message: prefill_pb2.RoomRefused) -> None:
-        """Rank 0 does not take a room."""
+        """Rank 0 does not take a room, or its generation died in the very step that had work for it."""
+        if self.books.state_of(RoomId(message.room)) is not RoomState.RECEIVING:
+            return  # ended, or complete: it needs rank 0 no more
         if message.reason == "queue_full":
             error: KvmeshError = Full(message.detail, reason=message.reason, retry_after_seconds=1.0)
         else:
@@ -181,9 +183,8 @@ class Rooms:
                 live.pairing.send(prefill_pb2.ControlRequest(drop=action.room))
             elif action.ask is Ask.RELEASE:
                 self._worker.post(CloseRoom(action.room))
-        if actions:
-            self.show()
-            self._changed()
+        self.show()
+        self._changed()
 
     def show(self) -> None:
         """Sets the gauges."""

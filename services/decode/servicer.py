@@ -71,17 +71,21 @@ async def _tokens(live: LiveRoom) -> AsyncIterator[pb.GenerateRoomResponse]:
         await live.news.wait()
         live.news.clear()
         tokens, live.tokens = live.tokens, []
+        finish_reason, error = (
+            live.finish_reason,
+            live.error,
+        )  # as of these tokens: more may come while they are written
         if tokens:
-            response = pb.GenerateRoomResponse(index=index, tokens=tokens, finish_reason=live.finish_reason)
+            response = pb.GenerateRoomResponse(index=index, tokens=tokens, finish_reason=finish_reason)
             if first:
                 response.timing.CopyFrom(_timing(live, monotonic()))
                 first = False
             index += len(tokens)
             yield response
-        if live.finish_reason != FINISH_REASON_UNSPECIFIED:
+        if finish_reason != FINISH_REASON_UNSPECIFIED:
             return
-        if live.error is not None:
-            raise live.error
+        if error is not None:
+            raise error
 
 
 def _timing(live: LiveRoom, now: float) -> pb.RoomTiming:

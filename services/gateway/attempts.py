@@ -12,7 +12,7 @@ from time import monotonic
 import grpc
 
 from kvmesh.errors import DeadlineExceeded, Full, KvmeshError, Retry, Unavailable
-from kvmesh.protocol.ids import short
+from kvmesh.protocol.ids import Generation, Incarnation, short
 from kvmesh.protocol.request import Request
 from kvmesh.rpc.retry import reconnect_policy, room_policy
 from kvmesh.rpc.status import peer_errors
@@ -98,7 +98,7 @@ class Attempts:
 
         policy = reconnect_policy(may_ask_again)
         assignment: RoomAssignment = await policy(self._ask_registry, plan, progress, deadline)
-        request.begin_attempt()
+        request.begin_attempt(Generation(assignment.generation), Incarnation(assignment.decoder.incarnation))
         metrics.ATTEMPTS_TOTAL.inc()
         if not request.output:
             progress.assign_seconds = monotonic() - asked
@@ -109,6 +109,8 @@ class Attempts:
             model=self._model,
             prompt_len=len(plan.prompt) + len(progress.request.output),
             max_output_len=progress.request.left,
+            lost_generations=[generation for generation, _ in progress.request.rooms],
+            lost_decoders=[decoder for _, decoder in progress.request.rooms],
         )
         with peer_errors("the registry"):
             response = await self._registry.AssignRoom(request, timeout=_left(deadline))

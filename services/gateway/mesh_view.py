@@ -5,13 +5,18 @@ Follows the registry's WatchMesh, again after each loss; the last picture stays 
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from kvmesh.errors import Unavailable
+import grpc
+
+from kvmesh.errors import KvmeshError, Unavailable
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.retry import reconnect_policy
 from kvmesh.rpc.status import peer_errors
+from kvmesh.telemetry import logs
 from kvmesh.v1 import bootstrap_pb2 as pb
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
 from kvmesh.v1.types_pb2 import Member
+
+log = logs.get(__name__)
 
 
 class MeshView:
@@ -35,10 +40,18 @@ class MeshView:
         """Follows the registry until cancelled."""
         async with dial(self._address, watchdog_seconds=self._watchdog_seconds) as channel:
             async for attempt in reconnect_policy():
-                with attempt, peer_errors("the registry"):
-                    async for picture in BootstrapServiceStub(channel).WatchMesh(pb.WatchMeshRequest()):
-                        await self._take(picture)
-                    raise Unavailable("the registry ended the watch")
+                with attempt:
+                    await self._follow(channel)
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        try:
+            with peer_errors("the registry"):
+                async for picture in BootstrapServiceStub(channel).WatchMesh(pb.WatchMeshRequest()):
+                    await self._take(picture)
+                raise Unavailable("the registry ended the watch")
+        except KvmeshError as error:
+            log.info("no view of the mesh: %s", error.message)
+            raise
 
     @property
     def why_not_ready(self) -> str:

@@ -86,11 +86,12 @@ class Downstream:
         """Ends stream and channel. Repeated: nothing.
 
         Args:
-            drained: the generation ended because nothing was left to do: the rank behind is told so by a proper end.
+            drained: the generation ended because nothing was left to do: the rank behind is told so.
         """
         if self._call is not None:
             if drained:
                 with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await self._call.write(pb.StepsRequest(drained=pb.Drained()))
                     await self._call.done_writing()
                     await asyncio.wait_for(self._call.code(), self._watchdog_seconds)
             self._call.cancel()

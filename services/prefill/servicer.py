@@ -182,9 +182,13 @@ class PrefillServicer(PrefillServiceServicer):
 
 
 async def _read_steps(requests: AsyncIterator[pb.StepsRequest], generation: Generation) -> None:
-    """Steps, each with all of its activations, in order, until the rank before ends the stream."""
+    """Steps, each with all of its activations, in order, until the rank before says that it drained, or is lost."""
     async for message in requests:
-        if message.WhichOneof("message") != "step":
+        kind = message.WhichOneof("message")
+        if kind == "drained":
+            generation.end(Unavailable("the pipeline drained", reason=DRAINED))
+            return
+        if kind != "step":
             raise InvalidInput("a step was expected", field="step")
         pieces: list[bytes] = []
         missing = message.step.activation_bytes
@@ -198,7 +202,6 @@ async def _read_steps(requests: AsyncIterator[pb.StepsRequest], generation: Gene
             missing -= len(piece.activations.payload)
         generation.num_written = max(generation.num_written, message.step.num_written)
         generation.run(step_from(message.step), activations=b"".join(pieces))
-    generation.end(Unavailable("the pipeline drained", reason=DRAINED))
 
 
 async def _write_answers(context: StepsContext, generation: Generation) -> None:

@@ -125,6 +125,7 @@ async def test_a_misfit_met_in_a_task_group_is_one_line_too() -> None:
 
 
 async def test_a_failed_background_task_ends_the_process_with_its_traceback_in_one_line() -> None:
+    """F-D10, F-D12"""
     async with toy("--toy", "group") as process:
         code, err = await process.end()
     assert code == 1
@@ -151,6 +152,7 @@ async def test_a_port_in_use_is_one_line_that_names_the_setting(field: str, fami
 
 
 async def test_two_services_never_share_a_port() -> None:
+    """F-N7"""
     async with toy() as first:
         await first.announced()
         async with toy("--listen", first.address) as second:
@@ -168,6 +170,7 @@ SERVICES = [
 
 @pytest.mark.parametrize(("service", "flags"), SERVICES, ids=[s for s, _ in SERVICES])
 async def test_each_service_says_only_one_line_when_its_port_is_taken(service: str, flags: list[str]) -> None:
+    """F-N7"""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -213,6 +216,7 @@ async def test_the_advertised_address_is_told_instead_of_the_bound_one() -> None
 
 
 async def test_a_stuck_worker_is_no_longer_alive() -> None:
+    """F-D10: health is about progress, not about a port that answers."""
     async with toy("--toy", "stuck", "--watchdog-seconds", "0.4") as process:
         await process.announced()
         await watch(process, "liveness", health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -38,6 +38,7 @@ async def until_lost(stream: Any) -> float:
 
 
 async def test_a_frozen_peer_breaks_its_streams_within_the_watchdogs_time() -> None:
+    """F-D6"""
     async with toy() as process:
         await process.announced()
         async with reading_from(process, WATCHDOG_SECONDS) as stream:
@@ -63,6 +64,7 @@ next(answers)
 
 
 async def test_a_frozen_client_breaks_its_streams_at_the_server_within_the_watchdogs_time() -> None:
+    """F-D6, F-D17"""
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def stream(requests: Any, context: Any) -> AsyncIterator[bytes]:

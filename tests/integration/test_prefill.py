@@ -25,6 +25,8 @@ from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
 
 SECONDS = 15
 PROMPT = list(range(40))
+FRESH = count(100)
+"""Rooms: the tests share a generation, in which a room is used once."""
 PAIRINGS = count(1)
 """Numbers rise per decoder incarnation; all tests play one."""
 
@@ -211,9 +213,10 @@ async def test_a_room_is_sent_exactly_once_and_its_first_token_with_it(stage: St
         welcome = await decoder.link()
         assert (welcome.rank, welcome.layers.begin, welcome.layers.end, welcome.head_end) == (0, 0, 6, 2)
         await decoder.control()
-        assert (await decoder.room(1))[0] == len(PROMPT) * 6
-        await decoder.say(received=1)
-        assert (await decoder.room(2))[0] == len(PROMPT) * 6, "the pages of the first room are free again"
+        first = next(FRESH)
+        assert (await decoder.room(first))[0] == len(PROMPT) * 6
+        await decoder.say(received=first)
+        assert (await decoder.room(next(FRESH)))[0] == len(PROMPT) * 6, "the pages of the first room are free again"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,7 @@ async def test_a_room_that_can_not_be_is_refused_with_a_reason(stage: Stage, tok
         await decoder.say(admit=pb.Admit(room=5, tokens=tokens))
         refused = (await decoder.answer()).refused
         assert (refused.room, refused.reason) == (5, reason)
-        await decoder.room(6)
+        await decoder.room(next(FRESH))
 
 
 async def test_a_second_admit_for_a_known_room_is_refused(stage: Stage) -> None:
@@ -236,8 +239,9 @@ async def test_a_second_admit_for_a_known_room_is_refused(stage: Stage) -> None:
     async with played(stage) as decoder:
         await decoder.link()
         await decoder.control()
-        await decoder.room(5)
-        await decoder.say(admit=pb.Admit(room=5, tokens=PROMPT))
+        room = next(FRESH)
+        await decoder.room(room)
+        await decoder.say(admit=pb.Admit(room=room, tokens=PROMPT))
         assert (await decoder.answer()).refused.reason == "duplicate_room"
 
 
@@ -245,10 +249,11 @@ async def test_a_dropped_room_gives_its_pages_to_the_next(stage: Stage) -> None:
     async with played(stage) as decoder:
         await decoder.link()
         await decoder.control()
-        await decoder.say(admit=pb.Admit(room=5, tokens=list(range(64))))
-        await decoder.say(drop=5)
-        await decoder.say(admit=pb.Admit(room=6, tokens=list(range(64))))
-        while (await decoder.frame())[0].room != 6:
+        dropped, following = next(FRESH), next(FRESH)
+        await decoder.say(admit=pb.Admit(room=dropped, tokens=list(range(64))))
+        await decoder.say(drop=dropped)
+        await decoder.say(admit=pb.Admit(room=following, tokens=list(range(64))))
+        while (await decoder.frame())[0].room != following:
             pass
 
 
@@ -311,7 +316,7 @@ async def test_a_newer_pairing_ends_the_older(stage: Stage) -> None:
             await older.frame()
         assert caught.value.reason == "pairing_replaced"
         await newer.control()
-        await newer.room(9)
+        await newer.room(next(FRESH))
 
 
 async def test_the_end_of_a_control_stream_drops_its_rooms(stage: Stage) -> None:
@@ -319,15 +324,16 @@ async def test_the_end_of_a_control_stream_drops_its_rooms(stage: Stage) -> None
     async with played(stage) as gone:
         await gone.link()
         await gone.control()
-        await gone.say(admit=pb.Admit(room=5, tokens=list(range(64))))
+        await gone.say(admit=pb.Admit(room=next(FRESH), tokens=list(range(64))))
         await gone.frame()
     async with played(stage) as decoder:
         await decoder.link()
         await decoder.control()
-        assert (await decoder.room(6, list(range(64))))[0] == 64 * 6
+        assert (await decoder.room(next(FRESH), list(range(64))))[0] == 64 * 6
 
 
 async def test_control_at_a_rank_above_0_is_a_misfit(chained: str) -> None:
+    """F-P17, impossible: it has no scheduler to ask."""
     async with played((await stages_of(chained))[1]) as decoder:
         assert (await decoder.link()).layers.begin == 3
         with pytest.raises(Misfit, match="rank 0"):

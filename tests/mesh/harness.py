@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from time import monotonic
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvmesh.cli.mesh import LocalMesh
-from kvmesh.cli.processes import Child
+from kvmesh.cli.processes import Child, ChildSpec
 from kvmesh.cli.shape import Shape
 from kvmesh.cli.watch import pictures, standing_pairs, until_ready
 from kvmesh.rpc.tasks import race
@@ -57,8 +57,9 @@ class Mesh:
         stage_flags: Sequence[str] = (),
         decoder_flags: Sequence[str] = (),
         gateway_flags: Sequence[str] = (),
+        placed: Callable[[ChildSpec], ChildSpec] = lambda spec: spec,
     ) -> None:
-        """Args: see kvmesh.cli.shape.Shape; `directory` takes state and logs."""
+        """Args: see kvmesh.cli.shape.Shape; `directory` takes state and logs; for `placed` see LocalMesh."""
         self.shape = Shape(
             model=str(model),
             cache_dir=cache_dir or Path(os.environ.get("KVMESH_CACHE_DIR", "~/.cache/kvmesh")).expanduser(),
@@ -73,7 +74,7 @@ class Mesh:
             decoder_flags=decoder_flags,
             gateway_flags=gateway_flags,
         )
-        self._local = LocalMesh(self.shape, directory)
+        self._local = LocalMesh(self.shape, directory, placed=placed)
         self._lost: set[str] = set()
 
     async def __aenter__(self) -> Self:
@@ -202,8 +203,12 @@ class Mesh:
         )
 
 
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""No service is behind the environment's proxy."""
+
+
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with _direct.open(url, timeout=5) as response:
         return str(response.read().decode())
 
 

@@ -2,37 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from harness import Mesh
 from parity import Reference, answer, random_prompts
+from storm import storm
 
 from kvmesh.client import Client
 
 REQUESTS, OUTPUT = 32, 24
-
-
-async def storm(gateway: str, prompts: Sequence[Sequence[int]], seed: int) -> list[list[int] | None]:
-    """All prompts at once, a third of them cancelled within the first moments; None for those that were."""
-    rng = random.Random(seed)
-    doomed = set(rng.sample(range(len(prompts)), len(prompts) // 3))
-    async with Client(gateway) as client:
-        calls = [asyncio.ensure_future(answer(client, prompt, OUTPUT)) for prompt in prompts]
-        for index in doomed:
-            asyncio.get_running_loop().call_later(rng.uniform(0.0, 1.5), calls[index].cancel)
-        outputs = await asyncio.gather(*calls, return_exceptions=True)
-    results: list[list[int] | None] = []
-    for index, output in enumerate(outputs):
-        if isinstance(output, asyncio.CancelledError):
-            assert index in doomed
-            results.append(None)
-        elif isinstance(output, BaseException):
-            raise output
-        else:
-            results.append(output)
-    return results
 
 
 @pytest.mark.timeout(150)
@@ -46,7 +25,7 @@ async def test_a_third_of_32_requests_is_cancelled_and_every_other_is_right(
     flags = {"stage_flags": ["--num-pages", "96", "--step-tokens", "48"], "decoder_flags": ["--num-pages", "128"]}
     async with Mesh(tiny_model_dir, tmp_path, pp=2, **flags) as mesh:
         for wave in range(2):
-            outputs = await storm(mesh.gateway, prompts, seed=wave)
+            outputs = await storm(mesh.gateway, prompts, output_len=OUTPUT, share=1 / 3, within_seconds=1.5, seed=wave)
             await mesh.idle()
             for prompt, output in zip(prompts, outputs, strict=True):
                 if output is not None:

@@ -124,3 +124,16 @@ def test_spans_agree_with_a_plain_set(seed: int) -> None:
         if inside == 0:
             spans.add(begin, end)
             plain |= set(range(begin, end))
+
+
+def test_two_ranks_that_send_the_same_layers_count_apart() -> None:
+    """F-C2: halves of the heads. Whoever sends a piece is told by the link it came on."""
+    halves = {Rank(0): ShardSpan(0, 5, 0, 2), Rank(1): ShardSpan(0, 5, 2, 4)}
+    coverage = Coverage(halves, 0, 8)
+    assert coverage.offer(Rank(0), halves[Rank(0)], 0, 8) is Arrival.NEW
+    assert coverage.offer(Rank(0), halves[Rank(0)], 0, 8) is Arrival.REPEAT
+    assert not coverage.complete
+    with pytest.raises(Corrupt):
+        coverage.offer(Rank(0), halves[Rank(1)], 0, 8)
+    assert coverage.offer(Rank(1), halves[Rank(1)], 0, 8) is Arrival.NEW
+    assert coverage.complete

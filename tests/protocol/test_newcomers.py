@@ -14,7 +14,7 @@ from kvmesh.protocol.seats import SeatState
 
 
 def test_a_newcomer_waits_while_the_holder_of_its_rank_lives() -> None:
-    """F-S1: nobody takes a rank over by asking for it."""
+    """Nobody takes a rank over by asking for it."""
     played = whole(2)
     holder = played.lease[1]
     newcomer = played.arrive(1, incarnation=900)
@@ -99,7 +99,7 @@ def test_of_two_generations_that_run_under_one_name_the_later_is_seated() -> Non
     ],
 )
 def test_a_misfit_is_refused_with_both_values_and_changes_nothing(changes: dict[str, object], says: str) -> None:
-    """F-M1, F-M2, F-M8"""
+    """F-M1, F-M2, F-M8. F-P7, impossible: one page more than the others have is refused too."""
     played = Played(2)
     played.arrive(1)
     with pytest.raises(Misfit, match=says):

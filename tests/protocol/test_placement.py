@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from registry_peers import descriptor
 
@@ -42,6 +44,16 @@ def test_of_equal_pairs_the_first_is_taken() -> None:
 def test_rooms_that_wait_count_before_everything_else() -> None:
     busy, queue = Load(free_pages=9, queued_tokens=999), Load(free_pages=64, waiting_rooms=1)
     assert chosen(pairs([head("p0", queue), head("p1", busy)], [decoder(7)])) == ("p1", 7)
+
+
+def test_whoever_lost_a_room_of_the_request_comes_after_all_others() -> None:
+    """A retry does not go straight back to what has just died, while there is another."""
+    busy = Load(waiting_rooms=1)
+    standing = pairs([head("p1"), head("p2", busy)], [decoder(7), decoder(8, busy)])
+    assert chosen(standing, replace(ROOM, lost_decoders=(Incarnation(7),)))[1] == 8
+    lost = replace(ROOM, lost_generations=(Generation(1),), lost_decoders=(Incarnation(7),))
+    assert chosen(standing, lost)[1] == 8
+    assert chosen(standing[:1], lost) == ("p1", 7), "where there is no other, it is tried again"
 
 
 def test_then_prompt_tokens_to_compute_then_free_pages() -> None:

@@ -3,11 +3,16 @@
 import pytest
 
 from kvmesh.errors import Fault, InvalidInput, Unavailable
+from kvmesh.protocol.ids import Generation, Incarnation
 from kvmesh.protocol.request import LOST_STEP, Request
 
 
 def request(length: int = 4, attempts: int = 3) -> Request:
     return Request(10, length, attempts)
+
+
+def begin(own: Request) -> None:
+    own.begin_attempt(Generation(1), Incarnation(2))
 
 
 def test_tokens_come_as_what_is_next_and_the_last_ends_it() -> None:
@@ -38,27 +43,27 @@ def test_nothing_comes_after_the_last_token() -> None:
 
 def test_a_lost_room_is_replaced_until_the_attempts_are_used_up() -> None:
     own = request(attempts=2)
-    own.begin_attempt()
+    begin(own)
     assert own.failed(Unavailable("x", reason="stage_lost"))
-    own.begin_attempt()
+    begin(own)
     assert not own.failed(Unavailable("x", reason="pairing_lost"))
     assert own.failures == ["stage_lost", "pairing_lost"]
     with pytest.raises(Fault):
-        own.begin_attempt()
+        begin(own)
 
 
 def test_what_fails_again_is_not_tried_again() -> None:
     own = request()
-    own.begin_attempt()
+    begin(own)
     assert not own.failed(InvalidInput("x"))
 
 
 def test_a_room_in_the_very_step_a_generation_died_in_is_tried_once_more_only() -> None:
     """docs/protocol.md §4: a prompt that kills pipelines does not kill a third."""
     own = request(attempts=9)
-    own.begin_attempt()
+    begin(own)
     assert own.failed(Unavailable("x", reason=LOST_STEP))
-    own.begin_attempt()
+    begin(own)
     assert own.failed(Unavailable("x", reason="stage_lost"))
-    own.begin_attempt()
+    begin(own)
     assert not own.failed(Unavailable("x", reason=LOST_STEP))

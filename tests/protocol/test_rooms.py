@@ -71,7 +71,7 @@ def test_the_batch_is_bounded_even_when_pages_are_free() -> None:
     decoder = rooms(max_running_rooms=1)
     arrive(decoder, 1)
     assert arrive(decoder, 2) == []
-    assert asks(decoder.tell(RoomId(1), RoomEvent.REFUSED)) == [(1, Ask.RELEASE), (2, Ask.ADMIT)]
+    assert asks(decoder.tell(RoomId(1), RoomEvent.REFUSED)) == [(1, Ask.DROP), (1, Ask.RELEASE), (2, Ask.ADMIT)]
 
 
 def test_a_full_queue_refuses_and_keeps_nothing() -> None:
@@ -144,7 +144,16 @@ def test_an_event_without_a_row_changes_nothing() -> None:
     arrive(decoder, 1)
     decoder.tell(RoomId(1), RoomEvent.COMPLETE)
     with pytest.raises(Fault):
-        decoder.tell(RoomId(1), RoomEvent.REFUSED)
+        decoder.tell(RoomId(1), RoomEvent.COMPLETE)
+    assert decoder.states[RoomId(1)] is RoomState.RUNNING
+
+
+def test_a_complete_room_needs_rank_0_no_more() -> None:
+    """Rank 0 names it, with its last words, as one that had work in the step its generation died in: it decodes on."""
+    decoder = rooms()
+    arrive(decoder, 1)
+    decoder.tell(RoomId(1), RoomEvent.COMPLETE)
+    assert decoder.tell(RoomId(1), RoomEvent.REFUSED) == []
     assert decoder.states[RoomId(1)] is RoomState.RUNNING
 
 

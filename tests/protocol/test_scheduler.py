@@ -74,6 +74,7 @@ def test_long_prompts_are_cut_and_several_rooms_share_a_step() -> None:
 
 
 def test_steps_in_flight_are_bounded_by_applied() -> None:
+    """F-P18: and until then written ahead, without an answer from any stage."""
     head = scheduler()
     ask(head, 1, 32)
     steps = [take(head) for _ in range(3)]
@@ -171,6 +172,34 @@ def test_received_before_the_last_token_is_scheduled_is_a_fault() -> None:
     take(head)
     with pytest.raises(Fault, match="received cannot happen while prefilling"):
         head.received(A, RoomId(1))
+
+
+def test_an_admit_that_comes_again_after_its_room_ended_is_refused() -> None:
+    """F-R2: nobody would ever end it a second time."""
+    head = scheduler()
+    for room, end in ((1, head.received), (2, head.drop)):
+        ask(head, room)
+        settle(head, take(head))
+        end(A, RoomId(room))
+        with pytest.raises(DuplicateRoom):
+            ask(head, room)
+        settle(head, take(head))
+        with pytest.raises(DuplicateRoom):
+            ask(head, room)
+    assert head.idle
+
+
+def test_rooms_in_flight_are_those_with_work_that_is_not_confirmed() -> None:
+    """If the generation dies now, one of them may be why."""
+    head = scheduler(A, B, step_tokens=4)
+    ask(head, 1)
+    ask(head, 2, key=B)
+    first, second = take(head), take(head)
+    assert (head.rooms_in_flight(A), head.rooms_in_flight(B)) == ([1], [2])
+    settle(head, first)
+    assert (head.rooms_in_flight(A), head.rooms_in_flight(B)) == ([], [2])
+    settle(head, second)
+    assert head.rooms_in_flight(B) == []
 
 
 def test_a_second_admit_for_a_known_room_is_refused() -> None:

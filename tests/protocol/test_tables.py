@@ -6,13 +6,14 @@ from itertools import product
 import pytest
 
 from kvmesh.errors import Fault
-from kvmesh.protocol import pairing, rooms, scheduler
+from kvmesh.protocol import life, pairing, rooms, scheduler
 from kvmesh.protocol.table import Table
 
 TABLES = [
     (scheduler.ROOM_TABLE, scheduler.RoomState, scheduler.RoomEvent),
     (rooms.ROOM_TABLE, rooms.RoomState, rooms.RoomEvent),
     (pairing.PAIRING_TABLE, pairing.PairingState, pairing.PairingEvent),
+    (life.LIFE_TABLE, life.LifeState, life.LifeEvent),
 ]
 PAIRS = [
     pytest.param(table, state, event, id=f"{table.name}: {event.value} while {state.value}")
@@ -55,7 +56,7 @@ def test_a_decoder_room_can_be_cancelled_in_every_state(state: rooms.RoomState) 
 
 def test_a_room_that_was_asked_for_ends_with_exactly_one_of_drop_and_received() -> None:
     """F-P5: over every path from Admit to the end, unless rank 0 itself ended the room."""
-    ended_by_rank_0 = {rooms.RoomEvent.REFUSED, rooms.RoomEvent.PAIRING_LOST}
+    ended_by_rank_0 = {rooms.RoomEvent.PAIRING_LOST}
 
     def walk(state: rooms.RoomState, said: int, depth: int) -> None:
         if state is rooms.RoomState.ENDED:

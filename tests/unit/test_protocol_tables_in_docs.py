@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.protocol import pairing, rooms, scheduler, seats
+from kvmesh.protocol import life, pairing, rooms, scheduler, seats
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES = {
     "seats": seats.SEAT_TABLE,
+    "life": life.LIFE_TABLE,
     "scheduler": scheduler.ROOM_TABLE,
     "rooms": rooms.ROOM_TABLE,
     "pairing": pairing.PAIRING_TABLE,

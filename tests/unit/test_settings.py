@@ -165,3 +165,13 @@ def test_the_names_known_are_those_of_the_services() -> None:
 )
 def test_every_setting_of_every_service_has_its_help(service: type) -> None:
     assert all(f.metadata.get("help") for f in dataclasses.fields(service))
+
+
+@pytest.mark.parametrize(
+    "service", [BootstrapSettings, PrefillSettings, DecodeSettings, GatewaySettings], ids=lambda s: s.__name__
+)
+def test_no_service_has_a_port_of_its_own_by_default(service: type) -> None:
+    """F-N7: two of a kind start on one host; each takes free ports and announces them."""
+    defaults = {f.name: f.default for f in dataclasses.fields(service) if f.name.endswith("listen")}
+    assert set(defaults) >= {"listen", "health_listen", "metrics_listen"}
+    assert all(str(address).endswith(":0") for address in defaults.values()), defaults

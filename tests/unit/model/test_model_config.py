@@ -86,6 +86,7 @@ def test_rope_is_read_from_its_new_and_its_old_place() -> None:
     ],
 )
 def test_what_is_not_computed_exactly_is_refused_by_name(differs: dict[str, Any], said: str) -> None:
+    """F-M7"""
     with pytest.raises(BadConfig) as caught:
         read(**differs)
     assert said in str(caught.value)

@@ -14,6 +14,7 @@ def is_closed(channel: grpc.aio.Channel) -> bool:
 
 
 async def test_rooms_on_one_decoder_share_a_channel() -> None:
+    """F-K6: connections grow with processes, not with rooms."""
     decoders = Decoders(2.0)
     with decoders.use(ONE) as first, decoders.use(ONE) as second:
         assert first is second

@@ -82,6 +82,7 @@ def test_only_the_last_rank_samples_and_only_when_the_prompt_is_whole(bench: Ben
 
 
 def test_what_the_decoder_has_is_not_sent(bench: Bench) -> None:
+    """F-C7: Admit says from where on."""
     assert bench.step(0, admitted(cached_len=4), work=(0, 4)).computed == ()
     done = bench.step(1, work=(4, 6))
     assert (done.computed[0].begin, done.computed[0].end) == (4, 6)

@@ -61,3 +61,11 @@ async def test_the_page_is_served_and_its_port_is_closed_at_the_end(host: str) -
         assert "kvmesh_pages_free 17.0" in await asyncio.to_thread(read_page, url)
     with pytest.raises(OSError):
         await asyncio.to_thread(read_page, url)
+
+
+def test_a_duration_that_varies_is_a_histogram() -> None:
+    """F-O7: a gauge shows how late or how old something is now; what each request took has a distribution."""
+    durations = {name for name in METRICS if name.endswith("_SECONDS")}
+    now = {"LOOP_LAG_SECONDS", "LOG_AGE_SECONDS"}
+    assert {name for name in durations - now if not isinstance(METRICS[name], Histogram)} == set()
+    assert len(durations - now) >= 5

@@ -1,0 +1,138 @@
+"""A pipeline of one stage, played over real streams to a real decoder: it notes what it hears and sends what a test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import grpc
+from registry_players import SECONDS, Stage
+
+from kvmesh.descriptor import describe
+from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
+from kvmesh.kv.layout import Shard, plan_frames
+from kvmesh.model.files import ModelFiles
+from kvmesh.protocol.version import PROTOCOL_VERSION
+from kvmesh.rpc.channels import server_options
+from kvmesh.rpc.interceptors import ErrorInterceptor
+from kvmesh.rpc.raw import raw_stream_handler
+from kvmesh.v1 import prefill_pb2 as pb
+from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
+from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer, add_PrefillServiceServicer_to_server
+
+NUMBERS = count(1)
+"""Of pipelines: each is another one to the registry."""
+
+
+class PlayedPipeline(PrefillServiceServicer):
+    """What the decoder dials."""
+
+    def __init__(self, model: Path) -> None:
+        files = ModelFiles.open(model)
+        sizes = {"page_size": 4, "num_pages": 64, "max_tokens": 0}
+        self.number = next(NUMBERS)
+        self.descriptor = describe(files, model_name="", dtype="fp32", layers=(0, files.config.num_layers), **sizes)
+        self.heard: list[pb.ControlRequest] = []
+        """On the control stream, after its opening."""
+        self._changed = asyncio.Event()
+        self._to_say: asyncio.Queue[pb.ControlResponse] = asyncio.Queue()
+        self._to_send: asyncio.Queue[bytes] = asyncio.Queue()
+        self._pairing = 0
+
+    @property
+    def incarnation(self) -> int:
+        return 10_000 + self.number
+
+    # What a test does.
+
+    def say(self, message: pb.ControlResponse) -> None:
+        """Puts a message on the control stream."""
+        self._to_say.put_nowait(message)
+
+    async def hear(self, kind: str, how_many: int = 1) -> list[pb.ControlRequest]:
+        """Waits for so many messages of a kind."""
+        async with asyncio.timeout(SECONDS):
+            while len(found := [m for m in self.heard if m.WhichOneof("message") == kind]) < how_many:
+                self._changed.clear()
+                await self._changed.wait()
+        return found
+
+    def send_kv(self, room: int, num_tokens: int) -> None:
+        """Sends all KV of a room: zeros."""
+        own = self.descriptor
+        shard = Shard(0, own.num_layers, 0, own.num_kv_heads, own.head_dim, "fp32")
+        for piece in plan_frames(shard, 0, num_tokens):
+            header = FrameHeader(
+                FrameKind.KV,
+                room,
+                self._pairing,
+                piece.layer_begin,
+                piece.layer_end,
+                shard.head_begin,
+                shard.head_end,
+                piece.token_begin,
+                piece.token_end,
+                shard.head_dim,
+                shard.dtype,
+            )
+            self._to_send.put_nowait(seal(header, bytes(header.kv_bytes)))
+
+    def send_first_token(self, room: int, token: int) -> None:
+        """Sends a room's first token."""
+        payload = pb.FirstToken(token=token).SerializeToString()
+        self._to_send.put_nowait(seal(FrameHeader(FrameKind.FIRST_TOKEN, room, self._pairing), payload))
+
+    # What the decoder opens.
+
+    async def Link(self, requests: AsyncIterator[bytes], context: Any) -> None:  # noqa: N802
+        hello = pb.LinkHello.FromString(bytes(open_frame(await anext(requests))[1]))
+        self._pairing = hello.pairing
+        own = self.descriptor
+        welcome = pb.LinkWelcome(
+            protocol_version=PROTOCOL_VERSION,
+            stage=self.incarnation,
+            layers=own.layers,
+            head_end=own.num_kv_heads,
+            dtype=own.dtype,
+        )
+        await context.write(seal(FrameHeader(FrameKind.WELCOME), welcome.SerializeToString()))
+        while True:
+            await context.write(await self._to_send.get())
+
+    async def Control(self, requests: AsyncIterator[pb.ControlRequest], context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        assert (await anext(requests)).WhichOneof("message") == "open"
+        await context.write(pb.ControlResponse(opened=pb.ControlOpened()))
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(self._say_all(context.write))
+            async for message in requests:
+                self.heard.append(message)
+                self._changed.set()
+            writing.cancel()
+
+    async def _say_all(self, write: Callable[[pb.ControlResponse], Any]) -> None:
+        while True:
+            await write(await self._to_say.get())
+
+
+@asynccontextmanager
+async def played_pipeline(stub: BootstrapServiceStub, model: Path) -> AsyncIterator[PlayedPipeline]:
+    """A pipeline that is registered and served; gone at the end, lease and process."""
+    played = PlayedPipeline(model)
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(2.0))
+    add_PrefillServiceServicer_to_server(played, server)
+    server.add_generic_rpc_handlers((raw_stream_handler("kvmesh.v1.PrefillService", {"Link": played.Link}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    lease = Stage(stub, 0, 1, f"played{played.number}", played.incarnation)
+    lease.registration.member.address = f"127.0.0.1:{port}"
+    lease.registration.descriptor.CopyFrom(played.descriptor)
+    try:
+        await lease.register()
+        await lease.hear("admitted")
+        await lease.beat(free_pages=64)
+        yield played
+    finally:
+        lease.call.cancel()
+        await server.stop(0)

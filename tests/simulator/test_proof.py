@@ -1,0 +1,49 @@
+"""The proof in its short form; `make prove` is the whole."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvmesh.protocol.pairings import PairingBook
+from kvmesh.protocol.receiving import Receiving
+from simulator import small
+from simulator.explore import Search, SmallWorld
+from simulator.prove import SHORT, prove
+from simulator.witness import Violation
+
+
+@pytest.mark.timeout(120)
+def test_the_short_proof_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    evidence = prove(SHORT)
+    with capsys.disabled():
+        print("\n" + "\n".join(evidence.lines()))
+    assert evidence.holds, "\n".join(evidence.lines())
+    assert len(evidence.faults) == 7, "every kind of fault happened"
+
+
+@pytest.mark.parametrize("world", [small.pairing, small.whole, lambda: small.registration(2)])
+def test_sleep_sets_leave_no_state_out(world: Callable[[], SmallWorld]) -> None:
+    reduced, plain = Search(world()).run(), Search(world(), sleeping=False).run()
+    assert (reduced.states, reduced.rests) == (plain.states, plain.rests)
+    assert reduced.moves < plain.moves
+
+
+def test_a_search_that_is_cut_short_is_not_complete() -> None:
+    explored = Search(small.registration(2), max_states=100).run()
+    assert not explored.complete
+
+
+def test_a_search_finds_a_pairing_that_is_never_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PairingBook, "may_pair_again", lambda self, generation: False)
+    with pytest.raises(Violation, match="0 pairs stand") as caught:
+        Search(small.pairing()).run()
+    (path,) = caught.value.__notes__
+    assert "cut" in path
+
+
+@pytest.mark.timeout(120)
+def test_a_search_finds_frames_that_are_written_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Receiving, "close", lambda self, room: None)
+    with pytest.raises(Violation) as caught:
+        Search(small.rooms()).run()
+    assert caught.value.invariant in (4, 6)
