@@ -7,17 +7,15 @@ decodes. It owns a pairing with each generation that the registry names.
 from dataclasses import dataclass, field
 
 from kvmesh.errors import Fenced, Full, KvmeshError, Misfit, Unavailable
-from kvmesh.protocol.coverage import ShardSpan
-from kvmesh.protocol.descriptors import Descriptor
 from kvmesh.protocol.directives import WholePipeline, WholePipelines
 from kvmesh.protocol.fence import Fence
-from kvmesh.protocol.ids import Generation, Incarnation, LeaseId, PageId, PairingNumber, Rank, RoomId
+from kvmesh.protocol.ids import Generation, Incarnation, LeaseId, Rank, RoomId
 from kvmesh.protocol.members import Decoder, Load, Member
 from kvmesh.protocol.pairing import Ask as PairingAsk
 from kvmesh.protocol.pairing import Pairing
 from kvmesh.protocol.pairings import PairingBook
-from kvmesh.protocol.receiving import OpenedRoom, Outcome, Receiving
-from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, Limits, RoomEvent, RoomState
+from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, RoomEvent, RoomState
+from simulator.decode_worker import Arrived, Broken, CloseRoom, Complete, DecodeStep, DecodeWorker, Drawn, OpenRoom
 from simulator.messages import (
     Admit,
     Closed,
@@ -35,80 +33,9 @@ from simulator.messages import (
     RoomRefused,
     Tokens,
     Welcome,
-    token_of,
 )
 from simulator.process import Process, Stream
-
-VOCABULARY = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """What a decoder is in every life of its process."""
-
-    descriptor: Descriptor
-    limits: Limits
-    watchdog_seconds: float = 2.0
-    step_seconds: float = 0.005
-    """Of one decode step."""
-
-
-# Between the event loop and the worker.
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRoom:
-    """A room holds pages."""
-
-    room: RoomId
-    pairing: PairingNumber
-    shards: dict[Rank, ShardSpan]
-    pages: tuple[PageId, ...]
-    call: Generate
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRoom:
-    """A room is over."""
-
-    room: RoomId
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A message of a link."""
-
-    link: tuple[PairingNumber, Rank]
-    message: Frame | FirstToken
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """One token for every running room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """A room joined the decode batch."""
-
-    room: RoomId
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """The next token of a room."""
-
-    room: RoomId
-    token: int
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """What came for a room can't be used."""
-
-    room: RoomId
-    reason: str
+from simulator.shapes import DecoderShape
 
 
 @dataclass(slots=True)
@@ -131,21 +58,10 @@ class Call:
     index: int
 
 
-@dataclass(slots=True)
-class Running:
-    """A room at the worker."""
-
-    plan: OpenedRoom
-    call: Generate
-    index: int
-    """Of its next token, in the request."""
-    num_ranks: int
-
-
 class DecoderProcess(Process):
     """One process."""
 
-    local_kinds = ("inbox", "reports")
+    local_kinds = ("inbox", "results")
 
     def __init__(self, world: object, name: str, address: str, incarnation: int, shape: DecoderShape) -> None:
         super().__init__(world, name, address, incarnation)
@@ -162,9 +78,7 @@ class DecoderProcess(Process):
         """By the number of a stream: whose it is, and from which rank. Control streams are rank 0's."""
         self.rooms: dict[int, RoomId] = {}
         """By the number of a stream."""
-        self.receiving = Receiving()
-        self.at_worker: dict[RoomId, Running] = {}
-        self.stepping = False
+        self.worker = DecodeWorker()
 
     def start(self) -> None:
         """Registers; and keeps watch, where time passes."""
@@ -359,86 +273,16 @@ class DecoderProcess(Process):
 
     def take(self, kind: str, item: object) -> None:
         """The worker's next job, or its next report."""
+        if kind == "inbox":
+            self.worker.take(self, item)
+            return
         match item:
-            case OpenRoom(room, pairing, shards, pages, call):
-                plan = self.receiving.open(room, pairing, shards, pages, begin=0, end=call.prompt_len)
-                self.at_worker[room] = Running(plan, call, call.output_index, len(shards))
-                self.world.witness.room_opened(self, room, pairing, pages)
-            case CloseRoom(room):
-                self._forget(room)
-            case Arrived(link, Frame() as frame):
-                self._frame(link, frame)
-            case Arrived(link, FirstToken() as first):
-                self._first_token(link, first)
-            case DecodeStep():
-                self._decode()
             case Complete(room):
                 self._tell(room, RoomEvent.COMPLETE)
             case Drawn():
                 self._drew(item)
             case Broken(room, reason):
                 self._fail(room, RoomEvent.BROKEN, Unavailable("what came can't be used", reason=reason))
-
-    def _frame(self, link: tuple[PairingNumber, Rank], frame: Frame) -> None:
-        try:
-            outcome = self.receiving.frame(frame.room, frame.pairing, link, frame.shard, frame.begin, frame.end)
-        except KvmeshError as error:
-            self._break(frame.room, error)
-            return
-        if outcome is Outcome.WRITTEN:
-            room = self.at_worker[frame.room]
-            self.world.witness.wrote(self, link, frame, room.plan.pages)
-            self._join_when_complete(room)
-
-    def _first_token(self, link: tuple[PairingNumber, Rank], first: FirstToken) -> None:
-        try:
-            outcome = self.receiving.first_token(first.room, first.pairing, link, first.token, VOCABULARY)
-        except KvmeshError as error:
-            self._break(first.room, error)
-            return
-        if outcome is Outcome.WRITTEN:
-            self._join_when_complete(self.at_worker[first.room])
-
-    def _break(self, room: RoomId, error: KvmeshError) -> None:
-        self._forget(room)
-        self.queue("reports", Broken(room, error.reason))
-
-    def _forget(self, room: RoomId) -> None:
-        self.receiving.close(room)
-        self.at_worker.pop(room, None)
-        self.world.witness.room_closed(self, room)
-
-    def _join_when_complete(self, room: Running) -> None:
-        first = room.plan.first_token
-        if first is None or room.plan.joined:
-            return
-        if not room.plan.complete:
-            if room.index + 1 >= room.call.max_output_len:
-                self._draw(room, first)
-            return
-        room.plan.joined = True
-        self.world.witness.joined(self, room.call, range(room.num_ranks))
-        self.queue("reports", Complete(room.call.room))
-        self._draw(room, first)
-
-    def _draw(self, room: Running, token: int) -> None:
-        room.index += 1
-        last = room.index >= room.call.max_output_len
-        if last:
-            self._forget(room.call.room)
-        self.queue("reports", Drawn(room.call.room, token, last))
-        self._step_again()
-
-    def _step_again(self) -> None:
-        if not self.stepping and any(r.plan.joined for r in self.at_worker.values()):
-            self.stepping = True
-            self.queue("inbox", DecodeStep())
-
-    def _decode(self) -> None:
-        self.stepping = False
-        for room in [r for r in self.at_worker.values() if r.plan.joined]:
-            self._draw(room, token_of(room.call.request, room.index))
-        self._step_again()
 
     def _drew(self, drawn: Drawn) -> None:
         call = self.calls.get(drawn.room)

@@ -3,10 +3,12 @@
 What may come next: the head of any queue, the end of a stream before what is still on its way, a timer, a fault of the world's
 own list. States are told apart by fingerprint. A violation comes with the path that led to it.
 
-Two reductions, and both keep every state. A thread with a single queue takes from it at once: what it does touches only itself and
-the end of the queue it reports on, so it commutes with everything else, and a crash in between leaves nothing of it to tell apart.
-And of two moves of different processes, which commute, the second order is not walked again: sleep sets, with the states' own kept
-and shrunk when a state is met again (Godefroid, Partial-Order Methods, 1996, fig. 5.2).
+Three reductions, none of which hides a broken rule. A thread with a single queue takes from it at once: what it does touches
+only itself and the end of the queue it reports on, so it commutes with all else, and of a crash in between nothing is left to
+see. A stage takes its worker's reports at once: whatever ends its life in between leaves the same as if the worker had not
+begun, and nothing else that it hears depends on them. And of two moves of different processes, which commute, the second order
+is not walked again: sleep sets, kept with each state and shrunk when it is met again (Godefroid, Partial-Order Methods, 1996,
+fig. 5.2).
 """
 
 from collections.abc import Callable, Sequence
@@ -43,27 +45,7 @@ BLIND = Blind(
 looked up in."""
 
 
-class AnyTime:
-    """A pace without time: everything may come next, and nothing is late."""
-
-    now = 0.0
-
-    def queued(self, world: World, queue: Queue) -> None:
-        """Nothing: the search looks at the queues."""
-
-    def set_timer(self, process: Process, seconds: float, timer: str) -> None:
-        """Nothing: the search looks at the timers."""
-
-    def pause(self) -> float:
-        """None."""
-        return 0.0
-
-    def loses(self) -> bool:
-        """No: that the end of a stream overtakes what is on its way is an event of its own."""
-        return False
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Move:
     """One thing that may come next."""
 
@@ -135,7 +117,7 @@ class SmallWorld:
     """Names, up to the first blank, of timers that may fire at any time."""
     last_timers: frozenset[str] = frozenset()
     """Of those that fire only when nothing else can happen: patience."""
-    eager: frozenset[str] = frozenset({"inbox"})
+    eager: frozenset[str] = frozenset({"inbox", "reports"})
     """Kinds of queues that are taken from at once."""
     replaces: bool = False
     """Whether who crashed comes up again."""
@@ -210,7 +192,7 @@ class Search:
         before = self._asleep.get(mark)
         if before is not None:
             self._asleep[mark] = both = before & asleep
-            return _Open(state, list(before - asleep), set(both))
+            return _Open(state, sorted(before - asleep), set(both))
         self._asleep[mark] = asleep
         moves = moves_of(state, self.small)
         if all(m.kind in FAULTS for m in moves):

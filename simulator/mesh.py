@@ -10,11 +10,12 @@ from kvmesh.protocol.descriptors import Descriptor
 from kvmesh.protocol.ids import Rank
 from kvmesh.protocol.registry import RegistryLimits
 from kvmesh.protocol.version import PROTOCOL_VERSION
-from simulator.decoder import DecoderProcess, DecoderShape
+from simulator.decoder import DecoderProcess
 from simulator.gateway import GatewayProcess
 from simulator.process import Process
 from simulator.registry import RegistryProcess
-from simulator.stage import StageProcess, StageShape
+from simulator.shapes import DecoderShape, StageShape
+from simulator.stage import StageProcess
 from simulator.world import World
 
 REGISTRY = "registry"

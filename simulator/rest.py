@@ -47,17 +47,18 @@ def check_idle(mesh: Mesh) -> None:
 def _check_stage(stage: StageProcess) -> None:
     if stage.local["steps"].items:
         raise Violation(2, f"{stage.name} has steps that wait for something")
-    if stage.log.rooms or stage.log.free_pages != stage.shape.limits.num_pages:
-        raise Violation(3, f"{stage.name} holds rooms {list(stage.log.rooms)}", *stage.log.rooms)
+    if stage.worker.log.rooms or stage.worker.log.free_pages != stage.shape.limits.num_pages:
+        raise Violation(3, f"{stage.name} holds rooms {list(stage.worker.log.rooms)}", *stage.worker.log.rooms)
     part = stage.part
-    if part is None or part.scheduler is None:
+    if part is None or part.head is None:
         return
-    _audit(stage.name, part.scheduler)
-    if not part.scheduler.idle or part.scheduler.free_pages != stage.shape.limits.num_pages:
-        rooms = part.scheduler.states
-        raise Violation(3, f"{stage.name} has rooms {rooms}, {part.scheduler.steps_in_flight} steps in flight", *rooms)
-    if part.prompts:
-        raise Violation(6, f"{stage.name} keeps prompts of rooms {list(part.prompts)}", *part.prompts)
+    scheduler, prompts = part.head.scheduler, part.head.prompts
+    _audit(stage.name, scheduler)
+    if not scheduler.idle or scheduler.free_pages != stage.shape.limits.num_pages:
+        rooms = scheduler.states
+        raise Violation(3, f"{stage.name} has rooms {rooms}, {scheduler.steps_in_flight} steps in flight", *rooms)
+    if prompts:
+        raise Violation(6, f"{stage.name} keeps prompts of rooms {list(prompts)}", *prompts)
 
 
 def _check_decoder(decoder: DecoderProcess) -> None:
@@ -65,7 +66,8 @@ def _check_decoder(decoder: DecoderProcess) -> None:
     _audit(decoder.name, books)
     if books.states or books.free_pages != books.limits.num_pages:
         raise Violation(3, f"{decoder.name} holds rooms {books.states}", *books.states)
-    left = {"its worker": decoder.at_worker, "its frames": decoder.receiving.rooms, "its calls": decoder.calls}
+    worker = decoder.worker
+    left = {"its worker": worker.rooms, "its frames": worker.receiving.rooms, "its calls": decoder.calls}
     for where, rooms in left.items():
         if rooms:
             raise Violation(6, f"{decoder.name} keeps rooms {list(rooms)} at {where}", *rooms)
@@ -82,7 +84,7 @@ def _check_logs(mesh: Mesh) -> None:
     stages = [p for p in mesh.world.living.values() if isinstance(p, StageProcess) and p.life.serving]
     logs: dict[int, tuple[str, int, bytes]] = {}
     for stage in stages:
-        log = (stage.log.next_number, stage.log.digest)
+        log = (stage.worker.log.next_number, stage.worker.log.digest)
         first = logs.setdefault(stage.life.generation, (stage.name, *log))
         if first[1:] != log:
             said = f"{stage.name} has applied {log[0]} steps, {first[0]} {first[1]}; or their digests differ"

@@ -5,7 +5,8 @@ Each begins with real processes of the mesh; what is not its subject has happene
 
 from collections.abc import Callable, Sequence
 
-from simulator.explore import AnyTime, Move, SmallWorld, State, make, moves_of, settle
+from simulator.any_time import AnyTime
+from simulator.explore import Move, SmallWorld, State, make, moves_of, settle
 from simulator.gateway import GatewayProcess, Wish
 from simulator.mesh import REGISTRY, Mesh, MeshShape
 from simulator.rest import check_ended, check_idle, check_whole
@@ -16,7 +17,7 @@ from simulator.world import World
 TRYING = frozenset({"next", "lease", "pair", "ask"})
 """Pauses between two tries: over at any time."""
 PATIENCE = frozenset({"early is over", "linking is over"})
-ALL_LOCAL = frozenset({"steps", "copies", "reports", "inbox"})
+ALL_LOCAL = frozenset({"steps", "copies", "reports", "inbox", "results"})
 FOR_EVER = 1e9
 """Seconds that never pass here."""
 
@@ -121,8 +122,14 @@ def pairing(pp: int = 2) -> SmallWorld:
 # Rooms: over a standing pairing, two rooms of one chunk, one abort, one crash, until the generation ends.
 
 
-def rooms() -> SmallWorld:
-    """The world of two rooms. There is no registry: nothing of it is needed any more, and nothing begins anew."""
+VICTIMS = ("p0 rank 0", "p0 rank 1", "decoder 0")
+
+
+def rooms(victims: Sequence[str] = VICTIMS, aborted: Sequence[int] = (0, 1)) -> SmallWorld:
+    """The world of two rooms. There is no registry: nothing of it is needed any more, and nothing begins anew.
+
+    A path has one crash and one abort at most, so the worlds of each victim and each aborted request are together the whole.
+    """
 
     def begin() -> State:
         state = mesh_of(MeshShape(pp=2, stage_pages=2, decoder_pages=4, max_steps_in_flight=2, step_tokens=4))
@@ -142,10 +149,13 @@ def rooms() -> SmallWorld:
 
     def faults(state: State) -> Sequence[Move]:
         gateway = state.mesh.gateway(0)
-        aborts = [Move("abort", str(n)) for n in gateway.open] if gateway is not None else []
-        return [*aborts, *crashes_of(["p0 rank 0", "p0 rank 1", "decoder 0"])(state)]
+        aborts = [Move("abort", str(n)) for n in gateway.open if n in aborted] if gateway is not None else []
+        return [*aborts, *crashes_of(victims)(state)]
 
-    return SmallWorld("two rooms, one abort, one crash", begin, faults, check_ended_generation, frozenset())
+    who = victims[0] if len(victims) == 1 else "any"
+    which = str(aborted[0]) if len(aborted) == 1 else "any"
+    name = f"two rooms, {who} crashes, {which} is aborted"
+    return SmallWorld(name, begin, faults, check_ended_generation, frozenset())
 
 
 QUIET = SmallWorld("quiet", lambda: mesh_of(MeshShape()), no_faults, lambda _: None, frozenset())

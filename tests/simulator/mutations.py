@@ -18,7 +18,7 @@ from kvmesh.protocol.request import Request
 from kvmesh.protocol.rooms import DecoderRooms
 from kvmesh.protocol.scheduler import Scheduler
 from kvmesh.protocol.steps import AppliedLog, RoomAdmitted, RoomDropped, Step
-from simulator import decoder, stage
+from simulator import decode_worker, stage_worker
 
 Patch = tuple[object, str, Any]
 
@@ -76,14 +76,14 @@ def step_written_twice() -> list[Patch]:
 
 def aborts_told_to_rank_0_only() -> list[Patch]:
     """F-P5: the stages behind never hear of a room that was dropped."""
-    work = stage.StageProcess._work
+    apply = stage_worker.StageWorker._apply
 
-    def broken(self: Any, step: Step) -> None:
-        if self.shape.rank:
+    def broken(self: Any, process: Any, step: Step) -> None:
+        if process.shape.rank:
             step = Step(step.number, tuple(e for e in step.entries if not isinstance(e, RoomDropped)), step.work)
-        work(self, step)
+        apply(self, process, step)
 
-    return [(stage.StageProcess, "_work", broken)]
+    return [(stage_worker.StageWorker, "_apply", broken)]
 
 
 def admission_told_a_step_late() -> list[Patch]:
@@ -126,11 +126,10 @@ def pages_forgotten_on_cancel() -> list[Patch]:
 def late_frames_written() -> list[Patch]:
     """A decoder that writes for rooms that have ended: their pages may be another's."""
 
-    def kept(self: Any, room: RoomId) -> None:
-        self.receiving.close(room)
-        self.world.witness.room_closed(self, room)
+    def kept(self: Any, process: Any, room: RoomId) -> None:
+        process.world.witness.room_closed(process, room)
 
-    return [(Receiving, "close", lambda self, room: None), (decoder.DecoderProcess, "_forget", kept)]
+    return [(Receiving, "close", lambda self, room: None), (decode_worker.DecodeWorker, "_forget", kept)]
 
 
 def complete_after_one_stage() -> list[Patch]:
@@ -152,7 +151,7 @@ def frames_read_after_the_end() -> list[Patch]:
             return others[0] if others else held
         return None
 
-    return [(stage, "readable", broken)]
+    return [(stage_worker, "readable", broken)]
 
 
 def output_forgotten_on_replay() -> list[Patch]:
