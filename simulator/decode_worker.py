@@ -123,8 +123,13 @@ class DecodeWorker:
         except KvmeshError as error:
             self._break(decoder, first.room, error)
             return
-        if outcome is Outcome.WRITTEN:
-            self._join_when_complete(decoder, self.rooms[first.room])
+        if outcome is not Outcome.WRITTEN:
+            return
+        room = self.rooms[first.room]
+        if room.index + 1 >= room.call.max_output_len:
+            self._draw(decoder, room, first.token)  # its first token is its last: it needs no KV
+        else:
+            self._join_when_complete(decoder, room)
 
     def _break(self, decoder: Process, room: RoomId, error: KvmeshError) -> None:
         self._forget(decoder, room)
@@ -137,11 +142,7 @@ class DecodeWorker:
 
     def _join_when_complete(self, decoder: Process, room: Running) -> None:
         first = room.plan.first_token
-        if first is None or room.plan.joined:
-            return
-        if not room.plan.complete:
-            if room.index + 1 >= room.call.max_output_len:
-                self._draw(decoder, room, first)
+        if first is None or room.plan.joined or not room.plan.complete:
             return
         room.plan.joined = True
         decoder.world.witness.joined(decoder, room.call, range(room.num_ranks))

@@ -227,6 +227,7 @@ class DecoderProcess(Process):
 
     def _refused(self, room: RoomId, reason: str) -> None:
         if self.books.state_of(room) is not RoomState.RECEIVING:
+            self._tell(room, RoomEvent.REFUSED)
             return
         error: KvmeshError = Full("full") if reason == "queue_full" else Unavailable("refused", reason=reason)
         self._fail(room, RoomEvent.REFUSED, error)

@@ -51,7 +51,7 @@ class GatewayProcess(Process):
 
     def ask(self, wish: Wish) -> None:
         """A client's request comes."""
-        served = self.open[wish.number] = Served(wish, Request(wish.prompt_len, wish.output_len, self.max_attempts))
+        served = self.open[wish.number] = Served(wish, Request(wish.output_len, self.max_attempts))
         self.after(wish.deadline_seconds, f"deadline {wish.number}")
         if wish.cancelled_after is not None:
             self.after(wish.cancelled_after, f"cancel {wish.number}")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.errors import KvmeshError
-from kvmesh.protocol.ids import RoomId
+from kvmesh.protocol.ids import PairingKey, RoomId
 from kvmesh.protocol.request import LOST_STEP
-from kvmesh.protocol.scheduler import PairingKey, Scheduler
+from kvmesh.protocol.scheduler import Scheduler
 from kvmesh.protocol.steps import Step
 from simulator.messages import Admit, Drop, Message, Opened, Received, RoomRefused
 from simulator.process import Process, Stream

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from kvmesh.errors import Fault, Fenced
 from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.coverage import ShardSpan
-from kvmesh.protocol.ids import Generation, StepNumber
-from kvmesh.protocol.links import LinkBook
+from kvmesh.protocol.ids import Generation, PairingKey, StepNumber
+from kvmesh.protocol.links import replaced_by
 from kvmesh.protocol.members import Load
-from kvmesh.protocol.scheduler import Limits, PairingKey
+from kvmesh.protocol.scheduler import Limits
 from kvmesh.protocol.steps import Step
 from simulator.head import Head
 from simulator.messages import Applied, Closed, FirstToken, Forwarded, Frame, Hello, Message, Welcome, token_of
@@ -28,7 +28,6 @@ class Part:
     head: Head | None = None
     """Rank 0's, once it was admitted."""
     links: dict[PairingKey, Stream] = field(default_factory=dict)
-    link_book: LinkBook = field(default_factory=LinkBook)
 
     # Steps.
 
@@ -60,10 +59,14 @@ class Part:
         for span in done.computed:
             if span.key in self.links:
                 stage.queue("copies", Copy(self.number, span))
+        if self.head is not None:
+            self.head.scheduler.applied_here(done.step.number)
         confirmed = self.chain.applied_here(done.step.number, done.digest, stage.now)
         stage.send(behind, Forwarded(done.step))
         if confirmed:
             self._confirmed(stage, before)
+        else:
+            self._pump(stage)
 
     def heard_behind(self, stage: Process, message: Message, before: Stream | None) -> None:
         """The rank behind confirms, or shows that it lives.
@@ -100,12 +103,12 @@ class Part:
         """
         key = (hello.decoder, hello.pairing)
         if stream.kind == "link":
-            for older in self.link_book.open(key):
-                stage.close(self.links.pop(older, None), Closed("Unavailable", "pairing_replaced"))
+            for older in replaced_by(key, self.links.keys()):
+                stage.close(self.links.pop(older), Closed("Unavailable", "pairing_replaced"))
             self.links[key] = stream
             stage.send(stream, Welcome(self.chain.rank, shard))
             return
-        if self.head is None or key not in self.link_book:
+        if self.head is None or key not in self.links:
             raise Fenced("this pairing has no link to rank 0")
         self.head.pair(stage, stream, key)
         self._pump(stage)
@@ -124,7 +127,6 @@ class Part:
         """A link or a control stream is over."""
         for key in [k for k, link in self.links.items() if link is stream]:
             del self.links[key]
-            self.link_book.close(key)
         if self.head is not None:
             self.head.unpair(stream)
             self._pump(stage)

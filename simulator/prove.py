@@ -18,8 +18,10 @@ from simulator.run import Run, Seen
 from simulator.witness import Violation
 
 WORLDS: dict[str, Callable[[], SmallWorld]] = {
-    "rooms": small.rooms,
+    "rooms side by side, crash": partial(small.rooms, sharing=False, abort=0, crash=1),
     "registration of 3": partial(small.registration, 3),
+    "rooms on one page": partial(small.rooms, sharing=True, abort=1, crash=1),
+    "rooms side by side, abort": partial(small.rooms, sharing=False, abort=1, crash=0),
     "registration of 2": partial(small.registration, 2),
     "pairing": small.pairing,
     "whole": small.whole,

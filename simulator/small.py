@@ -122,20 +122,22 @@ def pairing(pp: int = 2) -> SmallWorld:
 # Rooms: over a standing pairing, two rooms of one chunk, one abort, one crash, until the generation ends.
 
 
-VICTIMS = ("p0 rank 0", "p0 rank 1", "decoder 0")
-
-
-def rooms(victims: Sequence[str] = VICTIMS, aborted: Sequence[int] = (0, 1)) -> SmallWorld:
+def rooms(*, sharing: bool, abort: int, crash: int) -> SmallWorld:
     """The world of two rooms. There is no registry: nothing of it is needed any more, and nothing begins anew.
 
-    A path has one crash and one abort at most, so the worlds of each victim and each aborted request are together the whole.
+    Args:
+        sharing: there is one page at every stage and at the decoder, so one room takes over the other's; else each has its own.
+        abort, crash: how many, of either request, and of any stage or the decoder.
     """
+    pages = 1 if sharing else 2
 
     def begin() -> State:
-        state = mesh_of(MeshShape(pp=2, stage_pages=2, decoder_pages=4, max_steps_in_flight=2, step_tokens=4))
+        state = mesh_of(
+            MeshShape(pp=2, stage_pages=pages, decoder_pages=pages, page_size=4, max_steps_in_flight=2, step_tokens=4)
+        )
         state.mesh.start_all()
         until_rest(state)
-        gateway = ask(state, Wish(0, 0.0, 3, 2, FOR_EVER), Wish(1, 0.0, 2, 1, FOR_EVER))
+        gateway = ask(state, Wish(0, 0.0, 2, 2, FOR_EVER), Wish(1, 0.0, 2, 1, FOR_EVER))
         while any(served.generating is None for served in gateway.open.values()):
             (move, *_) = [m for m in moves_of(state, QUIET) if " assign " in m.where]
             make(state, move, QUIET)
@@ -144,18 +146,17 @@ def rooms(victims: Sequence[str] = VICTIMS, aborted: Sequence[int] = (0, 1)) -> 
         state.world.kill(registry)
         for move in [m for m in moves_of(state, QUIET) if " lease " in m.where]:
             make(state, move, QUIET)
-        state.faults_left = {"abort": 1, "crash": 1}
+        state.faults_left = {"abort": abort, "crash": crash}
         return state
 
     def faults(state: State) -> Sequence[Move]:
         gateway = state.mesh.gateway(0)
-        aborts = [Move("abort", str(n)) for n in gateway.open if n in aborted] if gateway is not None else []
-        return [*aborts, *crashes_of(victims)(state)]
+        aborts = [Move("abort", str(n)) for n in gateway.open] if gateway is not None else []
+        return [*aborts, *crashes_of(["p0 rank 0", "p0 rank 1", "decoder 0"])(state)]
 
-    who = victims[0] if len(victims) == 1 else "any"
-    which = str(aborted[0]) if len(aborted) == 1 else "any"
-    name = f"two rooms, {who} crashes, {which} is aborted"
-    return SmallWorld(name, begin, faults, check_ended_generation, frozenset())
+    faulty = ", ".join(f"one {name}" for name, count in (("abort", abort), ("crash", crash)) if count)
+    where = "on the same page" if sharing else "side by side"
+    return SmallWorld(f"two rooms {where}, {faulty}", begin, faults, check_ended_generation, frozenset())
 
 
 QUIET = SmallWorld("quiet", lambda: mesh_of(MeshShape()), no_faults, lambda _: None, frozenset())

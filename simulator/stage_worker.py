@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from kvmesh.errors import KvmeshError
 from kvmesh.protocol.coverage import ShardSpan
-from kvmesh.protocol.ids import Generation, PageId, RoomId
-from kvmesh.protocol.scheduler import Limits, PairingKey
+from kvmesh.protocol.ids import Generation, PageId, PairingKey, RoomId
+from kvmesh.protocol.scheduler import Limits
 from kvmesh.protocol.sending import Computed, computed_spans, readable
 from kvmesh.protocol.steps import AppliedLog, Step
 from simulator.messages import Cell, Frame

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmesh.errors import KvmeshError
+from kvmesh.protocol.head_room import RoomState
 from kvmesh.protocol.ids import Generation, PageId, PairingNumber, Rank, RoomId, short
-from kvmesh.protocol.scheduler import RoomState, Scheduler
+from kvmesh.protocol.scheduler import Scheduler
 from kvmesh.protocol.steps import RoomAdmitted, Step
 from simulator.messages import Admit, Drop, Forwarded, Frame, Generate, Message, RoomRefused, Tokens, token_of
 
@@ -151,7 +152,7 @@ class Witness:
         """Rank 0 wrote all steps it would. No room waits but for pages, or for a place in flight."""
         limits = scheduler.limits
         waiting = [r for r, state in scheduler.states.items() if state is RoomState.WAITING]
-        if not waiting or scheduler.steps_in_flight >= limits.max_steps_in_flight:
+        if not waiting or not scheduler.may_write:
             return
         if len(waiting) == len(scheduler.states) and scheduler.free_pages == limits.num_pages:
             raise Violation(8, f"rank 0 lets room {short(waiting[0])} wait, and nothing is in its way", waiting[0])

@@ -9,10 +9,10 @@ from functools import partial
 from bench.bootstrap_order.outcome import Outcome
 from bench.bootstrap_order.traffic import LONGEST_PROMPT, Network, Request
 from kvmesh.errors import Fault
-from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, RoomId, StepNumber
+from kvmesh.protocol.ids import Generation, Incarnation, PairingKey, PairingNumber, RoomId, StepNumber
 from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, RoomEvent
 from kvmesh.protocol.rooms import Limits as DecoderLimits
-from kvmesh.protocol.scheduler import Limits, PairingKey, Scheduler
+from kvmesh.protocol.scheduler import Limits, Scheduler
 from kvmesh.protocol.steps import AppliedLog, Step
 from simulator.clock import Clock
 
@@ -158,6 +158,9 @@ class Mesh:
             if work.end == request.prompt_len:
                 kv = self._network.latency(request.decoder, rank, work.room, "kv")
                 self.clock.after(kv, partial(self._kv_arrived, request))
+        if rank == 0:
+            self.scheduler.applied_here(step.number)
+            self._write_steps()
         if rank + 1 < len(self.logs):
             self.clock.at(self._down[rank].arrival(self.clock.now), partial(self._queue, rank + 1, step))
         else:

@@ -36,11 +36,6 @@ class Chain:
     """Here and by every rank behind."""
     _unconfirmed: deque[LogPosition] = field(default_factory=deque)
 
-    @property
-    def lag(self) -> int:
-        """Steps that came and are not applied here."""
-        return self.received - self.applied.num_steps
-
     def applied_here(self, number: StepNumber, digest: bytes, now: float) -> bool:
         """The worker applied a step. Returns whether it is confirmed by that: at the last rank."""
         self.applied = LogPosition(number + 1, digest)

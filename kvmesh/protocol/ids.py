@@ -16,6 +16,9 @@ StepNumber = NewType("StepNumber", int)
 Term = NewType("Term", int)
 LeaseId = NewType("LeaseId", int)
 
+PairingKey = tuple[Incarnation, PairingNumber]
+"""Pairing numbers rise per decoder incarnation, so both name one."""
+
 COUNT_BITS = 40
 TERM_BITS = 23
 MAX_COUNT = (1 << COUNT_BITS) - 1

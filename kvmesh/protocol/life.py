@@ -145,8 +145,9 @@ class StageLife:
     # The rank before.
 
     def judge(self, opening: Opening) -> Verdict:
-        """What to make of a step stream. A middle rank was ordered to link under its generation; the last rank was admitted to
-        it, in this very life: one that the registry minted for an earlier lease is over, whatever the rank before believes.
+        """What to make of a step stream. It begins a generation that a middle rank was ordered to link under; at the last rank,
+        one that it was admitted to in this very life: what the registry minted for an earlier lease is over, whatever the rank
+        before believes. What runs here gives way to any higher one.
 
         Raises:
             Fenced: it means another process, pipeline or rank, or a generation that can't begin here.
@@ -197,9 +198,9 @@ class StageLife:
         self._step(LifeEvent.ENDED)
 
     def _begin(self, generation: Generation) -> None:
+        after, _ = LIFE_TABLE.step(self.state, LifeEvent.BEGUN)  # both may refuse, and then nothing is changed
         self.fence.begin(generation)
-        self._step(LifeEvent.BEGUN)
-        self.generation = generation
+        self.state, self.generation = after, generation
 
     def _step(self, event: LifeEvent) -> None:
         self.state, _ = LIFE_TABLE.step(self.state, event)

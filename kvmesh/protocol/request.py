@@ -18,7 +18,6 @@ more."""
 class Request:
     """One request."""
 
-    prompt_len: int
     max_output_len: int
     """Tokens of the whole request, over all attempts."""
     max_attempts: int

@@ -7,68 +7,13 @@ Received from control streams and of `applied` from the rank behind. Knows no st
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from kvmesh.errors import DuplicateRoom, Fault, Fenced, Full, InvalidInput, KvmeshError, Unavailable
-from kvmesh.protocol.ids import Incarnation, PageId, PairingNumber, RoomId, StepNumber
+from kvmesh.protocol.head_room import ROOM_TABLE, Ask, HeadRoom, RoomEvent, RoomState
+from kvmesh.protocol.ids import PageId, PairingKey, RoomId, StepNumber
 from kvmesh.protocol.pages import Pages, pages_for
 from kvmesh.protocol.remembered import Remembered
 from kvmesh.protocol.steps import Entry, RoomAdmitted, RoomDone, RoomDropped, Sampling, Step, Work
-from kvmesh.protocol.table import Table
-
-PairingKey = tuple[Incarnation, PairingNumber]
-"""Pairing numbers rise per decoder incarnation, so both name one."""
-
-
-class RoomState(Enum):
-    """Where a room is at rank 0. A room that is not here has no state: it never came, or its terminal entry is written."""
-
-    WAITING = "waiting"
-    """In the queue; holds nothing."""
-    PREFILLING = "prefilling"
-    """Admitted by the log; tokens are left to schedule."""
-    PREFILLED = "prefilled"
-    """All its tokens are scheduled; its decoder has not said Received."""
-    ENDING = "ending"
-    """Its terminal entry is due in the next step."""
-    GONE = "gone"
-    """Left before it was admitted: the log never knew it."""
-
-
-class RoomEvent(Enum):
-    """What happens to a room at rank 0."""
-
-    ADMIT = "admit"
-    LAST_CHUNK = "last chunk"
-    RECEIVED = "received"
-    DROP = "drop"
-    UNPAIRED = "unpaired"
-
-
-class Ask(Enum):
-    """What a transition asks of the scheduler."""
-
-    WRITE_DONE = "write done"
-    WRITE_DROP = "write drop"
-
-
-_W, _P, _F, _E = RoomState.WAITING, RoomState.PREFILLING, RoomState.PREFILLED, RoomState.ENDING
-ROOM_TABLE: Table[RoomState, RoomEvent, Ask] = Table(
-    "room at rank 0",
-    {
-        (_W, RoomEvent.ADMIT): (_P, ()),
-        (_W, RoomEvent.DROP): (RoomState.GONE, ()),
-        (_W, RoomEvent.UNPAIRED): (RoomState.GONE, ()),
-        (_P, RoomEvent.LAST_CHUNK): (_F, ()),
-        (_P, RoomEvent.DROP): (_E, (Ask.WRITE_DROP,)),
-        (_P, RoomEvent.UNPAIRED): (_E, (Ask.WRITE_DROP,)),
-        (_F, RoomEvent.RECEIVED): (_E, (Ask.WRITE_DONE,)),
-        (_F, RoomEvent.DROP): (_E, (Ask.WRITE_DROP,)),
-        (_F, RoomEvent.UNPAIRED): (_E, (Ask.WRITE_DROP,)),
-        (_E, RoomEvent.DROP): (_E, ()),
-        (_E, RoomEvent.UNPAIRED): (_E, ()),
-    },
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +28,9 @@ class Limits:
     max_steps_in_flight: int
     max_waiting_rooms: int
     """Over all decoders."""
-
-
-@dataclass(slots=True)
-class _Room:
-    room: RoomId
-    key: PairingKey
-    prompt_len: int
-    cached_len: int
-    sampling: Sampling
-    output_index: int
-    arrived: float
-    state: RoomState = RoomState.WAITING
-    pages: tuple[PageId, ...] = ()
-    scheduled_len: int = 0
+    max_steps_ahead: int = 2
+    """Steps written and not yet applied by rank 0 itself: the one it computes, and one so that it never waits. A step that is
+    written takes no room that comes later, so more would only make rooms wait."""
 
 
 @dataclass(slots=True)
@@ -113,7 +47,7 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._pages = Pages(limits.num_pages)
-        self._rooms: dict[RoomId, _Room] = {}
+        self._rooms: dict[RoomId, HeadRoom] = {}
         self._queues: dict[PairingKey, _Queue] = {}
         self._turn: deque[PairingKey] = deque()
         self._prefilling: dict[RoomId, None] = {}
@@ -121,6 +55,7 @@ class Scheduler:
         self._ended = Remembered()
         self._next_number = StepNumber(0)
         self._applied = -1
+        self._applied_here = -1
         self._working: deque[tuple[RoomId, ...]] = deque()
         """Rooms with work in each step in flight, oldest first."""
         self.draining = False
@@ -161,6 +96,12 @@ class Scheduler:
     def steps_in_flight(self) -> int:
         """Steps written and not yet applied by every rank."""
         return self._next_number - 1 - self._applied
+
+    @property
+    def may_write(self) -> bool:
+        """Whether neither too many steps are in flight, nor too many written ahead of rank 0's own worker."""
+        ahead = self._next_number - 1 - self._applied_here
+        return self.steps_in_flight < self.limits.max_steps_in_flight and ahead < self.limits.max_steps_ahead
 
     def rooms_in_flight(self, key: PairingKey) -> list[RoomId]:
         """Rooms of a pairing with work in a step that not every rank has applied: if the generation dies now, it died in
@@ -226,7 +167,7 @@ class Scheduler:
         error = self._objection(key, room, prompt_len, cached_len)
         if error is not None:
             raise error
-        self._rooms[room] = _Room(room, key, prompt_len, cached_len, sampling or Sampling(), output_index, now)
+        self._rooms[room] = HeadRoom(room, key, prompt_len, cached_len, sampling or Sampling(), output_index, now)
         self._queues[key].waiting.append(room)
 
     def _objection(self, key: PairingKey, room: RoomId, prompt_len: int, cached_len: int) -> KvmeshError | None:
@@ -273,6 +214,11 @@ class Scheduler:
         for _ in range(number - self._applied):
             self._working.popleft()
         self._applied = number
+        self._applied_here = max(self._applied_here, number)
+
+    def applied_here(self, number: StepNumber) -> None:
+        """Rank 0's own worker applied step `number`."""
+        self._applied_here = number
 
     def drain(self) -> None:
         """Takes no more rooms and no more pairings; those here finish."""
@@ -281,8 +227,8 @@ class Scheduler:
     # Decisions.
 
     def next_step(self, now: float) -> Step | None:
-        """Writes the next step, or None when nothing is due or too many steps are in flight."""
-        if self.steps_in_flight >= self.limits.max_steps_in_flight:
+        """Writes the next step, or None when nothing is due, or enough is written already."""
+        if not self.may_write:
             return None
         entries = [*self._end_rooms(), *self._admit_rooms(now)]
         work = self._chunks()
@@ -328,7 +274,7 @@ class Scheduler:
             passed = 0
         return entries
 
-    def _begin(self, room: _Room, pages: tuple[PageId, ...], now: float) -> RoomAdmitted:
+    def _begin(self, room: HeadRoom, pages: tuple[PageId, ...], now: float) -> RoomAdmitted:
         room.pages = pages
         self._step_room(room, RoomEvent.ADMIT)
         self._prefilling[room.room] = None
@@ -362,7 +308,7 @@ class Scheduler:
 
     # The one writer of a room's state.
 
-    def _step_room(self, room: _Room, event: RoomEvent) -> None:
+    def _step_room(self, room: HeadRoom, event: RoomEvent) -> None:
         was = room.state
         room.state, asks = ROOM_TABLE.step(was, event)
         if was is RoomState.PREFILLING and room.state is not RoomState.PREFILLING:
@@ -374,7 +320,7 @@ class Scheduler:
         for ask in asks:
             self._terminal.append(RoomDone(room.room) if ask is Ask.WRITE_DONE else RoomDropped(room.room))
 
-    def _of(self, key: PairingKey, room: RoomId) -> _Room | None:
+    def _of(self, key: PairingKey, room: RoomId) -> HeadRoom | None:
         known = self._rooms.get(room)
         return known if known is not None and known.key == key else None
 

@@ -5,8 +5,7 @@ Called by the stage's worker, which copies out of its pages. The applied log alo
 
 from dataclasses import dataclass
 
-from kvmesh.protocol.ids import RoomId
-from kvmesh.protocol.scheduler import PairingKey
+from kvmesh.protocol.ids import PairingKey, RoomId
 from kvmesh.protocol.steps import AppliedLog, RoomOnStage, Step
 
 

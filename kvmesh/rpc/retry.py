@@ -29,15 +29,15 @@ class _Pause(wait_base):
         return (asked or 0.0) + self._jitter(retry_state)
 
 
-def room_policy(may_try_again: Callable[[KvmeshError], bool], deadline_seconds: float) -> AsyncRetrying:
+def room_policy(may_try_again: Callable[[BaseException], bool], deadline_seconds: float) -> AsyncRetrying:
     """For the gateway: another room after one was lost.
 
     Args:
-        may_try_again: the request's own judgement of an attempt's error; asked once for each.
+        may_try_again: the request's own judgement of an attempt's error.
         deadline_seconds: the request's time left; no attempt begins after it.
     """
     return AsyncRetrying(
-        retry=retry_if_exception(lambda e: isinstance(e, KvmeshError) and may_try_again(e)),
+        retry=retry_if_exception(may_try_again),
         stop=stop_before_delay(deadline_seconds),
         wait=_Pause(),
         reraise=True,

@@ -20,3 +20,12 @@ async def race(*work: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+async def until(task: asyncio.Future[None]) -> None:
+    """Waits for a task that lives longer than the wait: being cancelled here does not cancel it.
+
+    Raises:
+        Exception: what the task raised.
+    """
+    await asyncio.shield(task)

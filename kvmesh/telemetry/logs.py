@@ -58,6 +58,24 @@ def get(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
+class OnChange:
+    """Says a line again only once something else was said: for what is tried again without end."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._said = ""
+
+    def info(self, text: str) -> None:
+        """Logs a line, unless it is the one said last."""
+        if text != self._said:
+            self._said = text
+            self._logger.info(text)
+
+    def clear(self) -> None:
+        """All is well: the next line is said, whatever it is."""
+        self._said = ""
+
+
 @contextmanager
 def bind(*, rank: str | None = None, generation: str | None = None, room: str | None = None) -> Iterator[None]:
     """Names in every line logged inside, in this task and in those it starts.

@@ -23,7 +23,7 @@ from kvmesh.rpc import streams
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.raw import raw_stream_call
 from kvmesh.rpc.status import peer_errors
-from kvmesh.rpc.tasks import race
+from kvmesh.rpc.tasks import race, until
 from kvmesh.telemetry import logs
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
@@ -33,6 +33,8 @@ from services.decode.worker import FrameArrived
 
 log = logs.get(__name__)
 
+LAST_WORDS_SHARE = 0.25
+"""Of the watchdog's time: a stage's link may break before rank 0 has named the rooms that were in the step it died in."""
 LINK_PATH = "/kvmesh.v1.PrefillService/Link"
 RawCall = grpc.aio.StreamStreamCall[bytes, bytes]
 ControlCall = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
@@ -187,13 +189,21 @@ class PairingStreams:
 
     async def _hold(self) -> None:
         log.info("paired with %s, generation %s, pairing %d", self.pipeline, short(self.generation), self.number)
-        await race(
-            self._write_control(),
-            self._read_control(),
-            self._raise_when_broken(),
-            *(self._read_frames(rank) for rank in self._links),
-            *(self._write_credits(rank) for rank in self._links),
-        )
+        reading = asyncio.ensure_future(self._read_control())
+        try:
+            await race(
+                self._write_control(),
+                until(reading),
+                self._raise_when_broken(),
+                *(self._read_frames(rank) for rank in self._links),
+                *(self._write_credits(rank) for rank in self._links),
+            )
+        except KvmeshError:
+            await asyncio.wait([reading], timeout=self._own.watchdog_seconds * LAST_WORDS_SHARE)
+            raise
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _read_frames(self, rank: Rank) -> None:
         call = self._links[rank]

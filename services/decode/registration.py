@@ -50,6 +50,7 @@ class DecoderLease:
         self._address, self._own, self._fence = address, own, fence
         self._heartbeat, self._heartbeat_seconds = heartbeat, heartbeat_seconds
         self._holds = holds
+        self._trouble = logs.OnChange(log)
         self._nudged = asyncio.Event()
 
     def nudge(self) -> None:
@@ -69,7 +70,7 @@ class DecoderLease:
                     try:
                         await self._hold(channel)
                     except KvmeshError as error:
-                        log.info("no lease: %s", error.message)
+                        self._trouble.info(f"no lease: {error.message}")
                         raise
 
     def _may_reopen(self, error: BaseException) -> bool:
@@ -101,6 +102,7 @@ class DecoderLease:
             kind = message.WhichOneof("directive")
             if kind == "admitted":
                 log.info("the lease runs, registry term %d", message.term)
+                self._trouble.clear()
                 self.admitted.set()
             elif kind == "pipelines":
                 self.named.put_nowait(list(message.pipelines.pipelines))

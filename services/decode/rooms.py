@@ -139,14 +139,14 @@ class Rooms:
 
     def refused(self, message: prefill_pb2.RoomRefused) -> None:
         """Rank 0 does not take a room, or its generation died in the very step that had work for it."""
-        if self.books.state_of(RoomId(message.room)) is not RoomState.RECEIVING:
-            return  # ended, or complete: it needs rank 0 no more
         if message.reason == "queue_full":
             error: KvmeshError = Full(message.detail, reason=message.reason, retry_after_seconds=1.0)
         else:
             error = Unavailable(f"the pipeline refused the room: {message.detail}", reason=message.reason)
-        self._fail(RoomId(message.room), error)
-        self._tell(RoomId(message.room), RoomEvent.REFUSED)
+        room = RoomId(message.room)
+        if self.books.state_of(room) is RoomState.RECEIVING:  # else it needs rank 0 no more
+            self._fail(room, error)
+        self._tell(room, RoomEvent.REFUSED)
 
     def pairing_lost(self, generation: Generation, error: KvmeshError) -> None:
         """The rooms that still needed the pairing end with its reason; the others decode on."""

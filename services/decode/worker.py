@@ -207,7 +207,7 @@ class DecodeWorker:
                 begin=record.cached_len,
                 end=record.prompt_len,
             )
-            self._rooms[record.room] = _Room(record, plan)
+            self._rooms[record.room] = _Room(record, plan, output_len=record.output_index)
         elif isinstance(record, CloseRoom):
             self._forget(record.room)
         else:
@@ -261,7 +261,11 @@ class DecodeWorker:
             _count(outcome.value)
             return
         self._receive(FirstTokenArrived(room, arrived.arrived, record.queued.ToNanoseconds() / 1e9))
-        self._join_when_complete(self._rooms[room])
+        own = self._rooms[room]
+        if self._ending(own, token) != FINISH_REASON_UNSPECIFIED:
+            self._drew(own, token)  # its first token is its last: it needs no KV
+        else:
+            self._join_when_complete(own)
 
     def _break(self, room: RoomId, error: KvmeshError) -> None:
         _count("corrupt")
@@ -274,14 +278,9 @@ class DecodeWorker:
         self._running.pop(room, None)
 
     def _join_when_complete(self, room: _Room) -> None:
-        """A complete room decodes; one whose first token is its last needs no KV and ends."""
+        """A complete room decodes."""
         plan, opened, first_token = room.plan, room.opened, room.plan.first_token
-        if first_token is None or plan.joined:
-            return
-        room.output_len = opened.output_index
-        if not plan.complete:
-            if self._ending(room, first_token) != FINISH_REASON_UNSPECIFIED:
-                self._drew(room, first_token)
+        if first_token is None or plan.joined or not plan.complete:
             return
         plan.joined = True
         room.length = opened.prompt_len

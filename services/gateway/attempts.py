@@ -44,10 +44,43 @@ class Progress:
     timing: decode_pb2.RoomTiming | None = None
     """The same."""
 
+    _lost: KvmeshError | None = None
+    """Why the last room was lost, or refused."""
+    _again: bool = False
+    """Whether another may be tried after it."""
+
     @property
     def is_finished(self) -> bool:
         """The last token is here."""
         return self.finish_reason != FINISH_REASON_UNSPECIFIED
+
+    def failed(self, error: KvmeshError) -> None:
+        """A room was lost, or refused."""
+        request = self.request
+        log.warning("attempt %d failed after %d tokens: %s", request.attempts, len(request.output), error.message)
+        metrics.ATTEMPTS_FAILED_TOTAL.labels(reason=error.reason).inc()
+        self._lost, self._again = error, request.failed(error)
+
+    def may_try_again(self, error: BaseException) -> bool:
+        """Whether another room is asked for after an error: of a room, as the request judged; of no room, never."""
+        return error is self._lost and self._again
+
+    def for_client(self, error: KvmeshError) -> KvmeshError:
+        """What the client is told. What a new room could have cured, and the attempts are used up: Unavailable, by the same
+        reason. A request that lost its rooms and got no other hears why it lost them."""
+        failures = self.request.failures
+        if not failures or isinstance(error, Full) or (error is self._lost and error.retry is not Retry.ROOM):
+            return error
+        told = f"{error.message}; {after(failures)}"
+        if isinstance(error, DeadlineExceeded):
+            return DeadlineExceeded(told)
+        reason = error.reason if error.retry is Retry.ROOM else failures[-1]
+        return Unavailable(told, reason=reason, retry_after_seconds=error.retry_after_seconds)
+
+
+def after(failures: Sequence[str]) -> str:
+    """For people: which rooms were lost, by their reasons."""
+    return f"rooms were lost: {', '.join(failures)}"
 
 
 class Attempts:
@@ -79,14 +112,10 @@ class Attempts:
             with logs.bind(room=short(assignment.room)):
                 await self._stream(plan, progress, assignment, deliver, deadline)
 
-        def try_again(error: KvmeshError) -> bool:
-            metrics.ATTEMPTS_FAILED_TOTAL.labels(reason=error.reason).inc()
-            return progress.request.failed(error)
-
         try:
-            await room_policy(try_again, _left(deadline))(attempt)
+            await room_policy(progress.may_try_again, _left(deadline))(attempt)
         except KvmeshError as error:
-            raise _for_client(error, progress.request) from error
+            raise progress.for_client(error) from error
 
     async def _assign(self, plan: Plan, progress: Progress, deadline: float) -> RoomAssignment:
         """A room. Waits for a registry that is away; once a room was lost, for a pair as well, until the deadline."""
@@ -129,8 +158,7 @@ class Attempts:
                         return
             raise Unavailable("the decoder ended the room without its last token", reason="room_lost")
         except KvmeshError as error:
-            request = progress.request
-            log.warning("attempt %d failed after %d tokens: %s", request.attempts, len(request.output), error.message)
+            progress.failed(error)
             raise
 
     @asynccontextmanager
@@ -172,14 +200,6 @@ def _take(response: decode_pb2.GenerateRoomResponse, progress: Progress) -> None
 
 def _is_away(error: BaseException) -> bool:
     return isinstance(error, Unavailable) and error.reason in _AWAY
-
-
-def _for_client(error: KvmeshError, request: Request) -> KvmeshError:
-    """What a new room could have cured, and the attempts are used up: Unavailable, by the same reason."""
-    if error.retry is not Retry.ROOM or isinstance(error, Full):
-        return error
-    tried = f"{request.attempts} attempts failed ({', '.join(request.failures)}), the last because {error.message}"
-    return Unavailable(tried, reason=error.reason, retry_after_seconds=error.retry_after_seconds)
 
 
 def _left(deadline: float) -> float:

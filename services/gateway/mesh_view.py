@@ -33,6 +33,7 @@ class MeshView:
         self.limits = pb.MeshLimits()
         self.decoders: Sequence[Member] = ()
         self._paired = False
+        self._trouble = logs.OnChange(log)
         self._address, self._watchdog_seconds = address, watchdog_seconds
         self._fingerprint, self._changed = fingerprint, changed
 
@@ -47,10 +48,11 @@ class MeshView:
         try:
             with peer_errors("the registry"):
                 async for picture in BootstrapServiceStub(channel).WatchMesh(pb.WatchMeshRequest()):
+                    self._trouble.clear()
                     await self._take(picture)
                 raise Unavailable("the registry ended the watch")
         except KvmeshError as error:
-            log.info("no view of the mesh: %s", error.message)
+            self._trouble.info(f"no view of the mesh: {error.message}")
             raise
 
     @property

@@ -18,7 +18,7 @@ from kvmesh.text.tokenizer import Tokenizer
 from kvmesh.v1 import inference_pb2 as pb
 from kvmesh.v1.inference_pb2_grpc import InferenceServiceServicer
 from services.gateway.answer import Answer
-from services.gateway.attempts import Attempts, Progress
+from services.gateway.attempts import Attempts, Progress, after
 from services.gateway.mesh_view import MeshView
 from services.gateway.validation import Validator
 
@@ -60,12 +60,14 @@ class InferenceServicer(InferenceServiceServicer):
         arrived = monotonic()
         left = context.time_remaining()
         seconds = self._request_seconds if left is None else left
+        failures: list[str] = []
         with self._counted():
             try:
                 async with asyncio.timeout(seconds):
-                    await self._generate(request, context, arrived, arrived + seconds)
+                    await self._generate(request, context, failures, arrived, arrived + seconds)
             except TimeoutError as error:
-                raise DeadlineExceeded(f"the request's {seconds:.3g} s are over") from error
+                lost = f"; {after(failures)}" if failures else ""
+                raise DeadlineExceeded(f"the request's {seconds:.3g} s are over{lost}") from error
 
     async def ListModels(  # noqa: N802
         self,
@@ -85,7 +87,12 @@ class InferenceServicer(InferenceServiceServicer):
         await self._none_open.wait()
 
     async def _generate(
-        self, request: pb.GenerateRequest, context: GenerateContext, arrived: float, deadline: float
+        self,
+        request: pb.GenerateRequest,
+        context: GenerateContext,
+        failures: list[str],
+        arrived: float,
+        deadline: float,
     ) -> None:
         if self._draining:
             raise Unavailable("this gateway is leaving", reason="draining", retry_after_seconds=1.0)
@@ -93,7 +100,7 @@ class InferenceServicer(InferenceServiceServicer):
         limits = self._validator.limits(self._view.limits)
         # Tokenizing a long prompt takes up to a second; tokenizers does it without the GIL.
         plan = await asyncio.to_thread(self._validator.plan, request, limits)
-        progress = Progress(Request(len(plan.prompt), plan.max_output_len, self._max_attempts))
+        progress = Progress(Request(plan.max_output_len, self._max_attempts, failures=failures))
         answer = Answer(plan, progress, self._tokenizer, context.write, arrived)
         await self._attempts.run(plan, progress, answer.deliver, deadline)
 

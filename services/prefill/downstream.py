@@ -12,7 +12,7 @@ from kvmesh.protocol.ids import Incarnation
 from kvmesh.rpc import streams
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.status import peer_errors
-from kvmesh.rpc.tasks import race
+from kvmesh.rpc.tasks import race, until
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.v1.types_pb2 import Member
@@ -29,6 +29,8 @@ class Downstream:
         self._watchdog_seconds = watchdog_seconds
         self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.StreamStreamCall[pb.StepsRequest, pb.StepsResponse] | None = None
+        self._hearing: asyncio.Future[None] | None = None
+        """A read that is cancelled cancels its call: this one lives until the stream is closed."""
 
     async def open(self, peer: Member, generation: GenerationId) -> Self:
         """Dials the peer and opens the stream.
@@ -65,9 +67,10 @@ class Downstream:
         Raises:
             KvmeshError: always, in the end: the rank behind is lost, and with it the generation.
         """
+        self._hearing = asyncio.ensure_future(self._hear(generation))
         try:
             with peer_errors(self._who):
-                await race(self._send(generation), self._hear(generation))
+                await race(self._send(generation), until(self._hearing))
         except (Misfit, InvalidInput) as error:  # final only when the registry says so; a peer's ends the generation
             raise Fault(error.message, reason=error.reason) from error
         raise Unavailable(f"{self._who} was lost", reason="stage_lost")
@@ -88,12 +91,16 @@ class Downstream:
         Args:
             drained: the generation ended because nothing was left to do: the rank behind is told so.
         """
-        if self._call is not None:
-            if drained:
-                with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        if self._call is not None and drained:
+            with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                async with asyncio.timeout(self._watchdog_seconds):
                     await self._call.write(pb.StepsRequest(drained=pb.Drained()))
                     await self._call.done_writing()
-                    await asyncio.wait_for(self._call.code(), self._watchdog_seconds)
+                    await self._call.code()
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)
+        if self._call is not None:
             self._call.cancel()
         if self._channel is not None:
             await self._channel.close()

@@ -12,9 +12,8 @@ from kvmesh.errors import Fault, KvmeshError, Unavailable
 from kvmesh.kv.layout import Shard
 from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.ids import Generation as GenerationId
-from kvmesh.protocol.ids import Incarnation, PairingNumber, Rank, StepNumber
-from kvmesh.protocol.links import LinkBook
-from kvmesh.protocol.scheduler import PairingKey
+from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, Rank, StepNumber
+from kvmesh.protocol.links import replaced_by
 from kvmesh.protocol.steps import Step
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
@@ -40,6 +39,8 @@ class Generation:
         self.answers: asyncio.Queue[pb.StepsResponse] = asyncio.Queue()  # the same, and four beats a watchdog
         self.on_applied: Callable[[StepNumber], None] | None = None
         """Rank 0: told when every rank has applied a step."""
+        self.on_applied_here: Callable[[StepNumber], None] | None = None
+        """Rank 0: told when its own worker has applied a step."""
         self.on_draining: Callable[[], None] | None = None
         """Rank 0: told when a stage behind wants to leave."""
         self.drain_asked = False
@@ -48,7 +49,6 @@ class Generation:
         self.num_written = 0
         """Steps that rank 0 had written, as far as is known here."""
         self.num_rooms = 0
-        self._link_book = LinkBook()
         self._shard = shard
         self._worker = worker
         worker.post(BeginGeneration(number))
@@ -120,6 +120,8 @@ class Generation:
             link = self.links.get(span.key)
             if link is not None:
                 link.computed(span)
+        if self.on_applied_here is not None:
+            self.on_applied_here(done.step.number)
         if self.chain.applied_here(done.step.number, done.digest, monotonic()):
             self._confirmed(done.step.number)
         if self.rank < self.pp_size - 1:
@@ -177,7 +179,7 @@ class Generation:
         if self.ended.done():
             raise self.ended.result()
         key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
-        for older in self._link_book.open(key):
+        for older in replaced_by(key, self.links.keys()):
             self.links.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
         link = LinkSender(key, self.number, self._shard, hello.window_bytes, self._worker.post)
         self.links[key] = link
@@ -187,7 +189,6 @@ class Generation:
     def close_link(self, link: LinkSender) -> None:
         """A link's stream ended."""
         link.end(Unavailable("the link ended", reason="link_lost"))
-        self._link_book.close(link.key)
         if self.links.get(link.key) is link:
             del self.links[link.key]
         metrics.LINKS_OPEN.set(len(self.links))

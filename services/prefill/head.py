@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from time import monotonic
 
 from kvmesh.errors import KvmeshError, Unavailable
-from kvmesh.protocol.ids import RoomId, StepNumber
-from kvmesh.protocol.scheduler import Limits, PairingKey, Scheduler
+from kvmesh.protocol.ids import PairingKey, RoomId, StepNumber
+from kvmesh.protocol.scheduler import Limits, Scheduler
 from kvmesh.protocol.steps import RoomAdmitted, RoomDone, Step
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
@@ -29,6 +29,7 @@ class Head:
         self._prompts: dict[RoomId, Sequence[int]] = {}
         self._pump_due = False
         generation.on_applied = self._applied
+        generation.on_applied_here = self._applied_here
         generation.on_draining = self.drain
         if generation.drain_asked:
             self.drain()
@@ -122,6 +123,10 @@ class Head:
                 metrics.ROOMS_ENDED_TOTAL.labels(reason="done" if isinstance(entry, RoomDone) else "dropped").inc()
         self._forget([e.room for e in step.entries if not isinstance(e, RoomAdmitted)])
         self.generation.run(step, tokens=tokens)
+
+    def _applied_here(self, number: StepNumber) -> None:
+        self.scheduler.applied_here(number)
+        self._due()
 
     def _applied(self, number: StepNumber) -> None:
         try:

@@ -14,8 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from kvmesh.errors import Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, seal
 from kvmesh.kv.layout import Piece, Shard, plan_frames
-from kvmesh.protocol.ids import Generation, RoomId
-from kvmesh.protocol.scheduler import PairingKey
+from kvmesh.protocol.ids import Generation, PairingKey, RoomId
 from kvmesh.protocol.sending import Computed
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.worker import CopyFrame, FrameCopied, Sampled

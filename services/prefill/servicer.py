@@ -14,9 +14,8 @@ from kvmesh.descriptor import DTYPE_NAMES
 from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, open_frame, seal
 from kvmesh.kv.layout import DTypeName, is_exact_cast
-from kvmesh.protocol.ids import Incarnation, PairingNumber, RoomId, short
+from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, RoomId, short
 from kvmesh.protocol.request import LOST_STEP
-from kvmesh.protocol.scheduler import PairingKey
 from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs, metrics
@@ -30,6 +29,9 @@ from services.prefill.links import LinkSender
 from services.prefill.wire import opening_from, step_from
 
 log = logs.get(__name__)
+
+MAX_UNSENT_REFUSALS = 1024
+"""To one decoder; then its Admits are not read until it reads."""
 
 StepsContext = grpc.aio.ServicerContext[pb.StepsRequest, pb.StepsResponse]
 ControlContext = grpc.aio.ServicerContext[pb.ControlRequest, pb.ControlResponse]
@@ -120,7 +122,7 @@ class PrefillServicer(PrefillServiceServicer):
             generation, head, key = self._open_control(life, first.open)
             try:
                 await context.write(pb.ControlResponse(opened=pb.ControlOpened()))
-                refused: asyncio.Queue[pb.RoomRefused] = asyncio.Queue()  # one a room
+                refused: asyncio.Queue[pb.RoomRefused] = asyncio.Queue(MAX_UNSENT_REFUSALS)
                 await race(
                     _read_control(requests, refused, head, key),
                     _write_refused(context, refused),
@@ -217,7 +219,7 @@ async def _read_control(
         if kind == "admit":
             refusal = head.admit(key, message.admit)
             if refusal is not None:
-                refused.put_nowait(refusal)
+                await refused.put(refusal)
         elif kind == "drop":
             head.drop(key, RoomId(message.drop))
         elif kind == "received":
@@ -239,7 +241,8 @@ async def _end_control(
     error = await asyncio.shield(generation.ended)
     if error.reason != DRAINED:
         for room in head.scheduler.rooms_in_flight(key):
-            refused.put_nowait(pb.RoomRefused(room=room, reason=LOST_STEP, detail=error.message))
+            with contextlib.suppress(asyncio.QueueFull):
+                refused.put_nowait(pb.RoomRefused(room=room, reason=LOST_STEP, detail=error.message))
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(refused.join(), patience_seconds)
     raise error

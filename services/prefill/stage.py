@@ -77,7 +77,7 @@ class PrefillStage:
         except KvmeshError as error:
             generation = self._life.generation
             if generation is not None:
-                self._last_end = error.message
+                self._last_end = generation.ended.result().message
             with logs.bind(generation=short(generation.number) if generation is not None else None):
                 log.info("life over: %s", error.message)
             raise

@@ -18,8 +18,7 @@ from kvmesh.kv.layout import DTYPE_BYTES, Piece
 from kvmesh.kv.pool import TORCH_DTYPES
 from kvmesh.model.runner import Runner, Span
 from kvmesh.model.sampling import SamplingParams, sample
-from kvmesh.protocol.ids import Generation, RoomId
-from kvmesh.protocol.scheduler import PairingKey
+from kvmesh.protocol.ids import Generation, PairingKey, RoomId
 from kvmesh.protocol.sending import Computed, computed_spans, readable
 from kvmesh.protocol.steps import AppliedLog, RoomOnStage, Step
 

@@ -86,7 +86,10 @@ async def test_a_room_lost_at_any_token_is_replayed_with_no_token_twice(
     assert tokens_of(responses) == list(TEXT)
     assert text_of(responses) == TEXT.decode()
     assert responses[-1].timing.attempts == 2
+    assert list(responses[-1].timing.failed_attempts) == ["stage_lost"]
     first, second = mesh.decoder.requests
+    assert list(mesh.registry.requests[-1].lost_decoders) == [first.assignment.decoder.incarnation]
+    assert list(mesh.registry.requests[-1].lost_generations) == [first.assignment.generation]
     assert list(second.output_so_far) == list(TEXT[:lose_at])
     assert first.assignment.room != second.assignment.room
     assert (second.prompt, second.max_output_len, second.sampling) == (first.prompt, 100, first.sampling)

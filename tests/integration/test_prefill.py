@@ -13,6 +13,7 @@ from service_process import Running, end_in_background, refused, service, start_
 
 from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
+from kvmesh.protocol.request import LOST_STEP
 from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc import streams
 from kvmesh.rpc.channels import dial
@@ -375,6 +376,66 @@ async def test_a_frozen_stage_ends_the_generation_within_the_watchdog(tmp_path: 
         async with asyncio.timeout(4):
             with pytest.raises(KvmeshError, match="rank 1 of p0"):
                 await decoder.answer()
+
+
+async def test_the_last_words_of_rank_0_name_the_rooms_of_the_step_that_was_lost(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    """docs/protocol.md §4: one of them may be what killed the generation."""
+    async with pipeline(tmp_path, tiny_model_dir, pp_size=2) as made, played(made.stages[0]) as decoder:
+        await decoder.link()
+        await decoder.control()
+        room = next(FRESH)
+        made.stages[1].running.process.send_signal(signal.SIGSTOP)
+        await decoder.say(admit=pb.Admit(room=room, tokens=PROMPT))
+        refused_room = (await decoder.answer()).refused
+        assert (refused_room.room, refused_room.reason) == (room, LOST_STEP)
+        with pytest.raises(KvmeshError, match="rank 1 of p0"):
+            await decoder.answer()
+
+
+async def test_the_stages_behind_hear_that_a_pipeline_drained_and_was_not_lost(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    """F-D14: SIGTERM on rank 0."""
+    async with pipeline(tmp_path, tiny_model_dir, pp_size=2) as made:
+        first, last = made.stages
+        first.running.process.send_signal(signal.SIGTERM)
+        assert await first.running.ended() == 0
+        async with asyncio.timeout(SECONDS):
+            while not (told := await described(last)).last_end:
+                pass
+        assert "drained" in told.last_end
+
+
+async def test_every_stage_tells_where_it_stands_in_the_log(chained: str) -> None:
+    """The same number of steps has the same digest, in the answer and in the metrics."""
+    stages = await stages_of(chained)
+    async with played(stages[0]) as decoder:
+        await decoder.link()
+        await decoder.control()
+        room = next(FRESH)
+        await decoder.say(admit=pb.Admit(room=room, tokens=PROMPT))
+        while (await decoder.frame())[0].room != room:
+            pass
+        await decoder.say(drop=room)
+        async with asyncio.timeout(SECONDS):
+            logs = [await described(stage) for stage in stages]
+            while logs[0].open_rooms or logs[0].num_confirmed < logs[0].num_received:
+                logs = [await described(stage) for stage in stages]
+    first, last = logs
+    assert first.num_applied > 1
+    assert (first.rank, last.rank) == (0, 1)
+    assert first.generation == last.generation == stages[0].generation
+    for log in logs:
+        assert (log.num_received, log.num_applied, log.num_confirmed) == (first.num_applied,) * 3
+        assert log.digest == log.confirmed_digest == first.digest
+        assert (log.lag_steps, log.open_rooms, log.HasField("age")) == (0, 0, False)
+
+
+async def described(stage: Stage) -> pb.DescribeLogResponse:
+    async with dial(stage.address) as channel:
+        return await PrefillServiceStub(channel).DescribeLog(pb.DescribeLogRequest())
 
 
 async def test_a_stage_that_leaves_lets_its_pipeline_finish(tmp_path: Path, tiny_model_dir: Path) -> None:

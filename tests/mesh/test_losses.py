@@ -43,6 +43,25 @@ async def test_a_killed_stage_is_replaced_and_the_survivors_serve_on(
 
 
 @pytest.mark.timeout(150)
+async def test_a_room_in_the_step_that_was_lost_is_named_and_tried_again(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """docs/protocol.md §4: the decoder's link to the dead stage breaks first; rank 0's last words are heard all the same."""
+    reference = Reference(tiny_model_dir)
+    (prompt,) = random_prompts([50], reference.vocab_size)
+    async with Mesh(tiny_model_dir, tmp_path, pp=2) as mesh:
+        await mesh.paired()
+        async with Client(mesh.gateway) as client:
+            mesh.signal("p0 rank 1", signal.SIGSTOP)
+            under_way = asyncio.ensure_future(answer(client, prompt, 8))
+            while not (await mesh.metrics("p0 rank 0"))["kvmesh_steps_in_flight"]:
+                pass
+            await mesh.killed("p0 rank 1")
+            await mesh.started_again("p0 rank 1")
+            reference.check(prompt, await under_way, 8)
+        page = await mesh.metrics("gateway")
+        assert page['kvmesh_attempts_failed_total{reason="in_lost_step"}'] == 1
+
+
+@pytest.mark.timeout(150)
 async def test_a_killed_registry_touches_nothing_that_runs(tmp_path: Path, tiny_model_dir: Path) -> None:
     """F-D15, F-N1"""
     reference = Reference(tiny_model_dir)

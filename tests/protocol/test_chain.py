@@ -57,10 +57,3 @@ def test_silence_counts_from_when_something_is_owed() -> None:
     assert not own.is_behind_silent(1003.9, 2.0)
     own.applied_behind(StepNumber(0), A, 1003.0)
     assert not own.is_behind_silent(2000.0, 2.0)
-
-
-def test_the_lag_is_what_came_and_was_not_applied() -> None:
-    own = chain()
-    own.received = 3
-    own.applied_here(StepNumber(0), A, 1.0)
-    assert own.lag == 2

@@ -16,6 +16,7 @@ from kvmesh.protocol.descriptors import (
     check_version,
 )
 from kvmesh.protocol.ids import Rank
+from kvmesh.protocol.version import PROTOCOL_VERSION
 
 FIELDS = set(Descriptor.__slots__)
 
@@ -53,7 +54,7 @@ def test_members_of_a_mesh_agree_in_the_model_and_in_nothing_else(name: str) -> 
 
 
 def test_another_protocol_version_is_refused_with_both() -> None:
-    with pytest.raises(Misfit, match="protocol_version: rank 0 has 99, the registry has 1"):
+    with pytest.raises(Misfit, match=f"protocol_version: rank 0 has 99, the registry has {PROTOCOL_VERSION}"):
         check_version("rank 0", descriptor(protocol_version=99))
 
 

@@ -74,7 +74,13 @@ def test_what_rank_0_admits_into_the_last_page_every_stage_can_hold() -> None:
     """F-P7, impossible: a stage holds what the log says and nothing else, in a pool of the size that rank 0 counts with."""
     key = (Incarnation(1), PairingNumber(1))
     limits = Limits(
-        num_pages=8, page_size=4, max_prompt_len=32, step_tokens=64, max_steps_in_flight=3, max_waiting_rooms=9
+        num_pages=8,
+        page_size=4,
+        max_prompt_len=32,
+        step_tokens=64,
+        max_steps_in_flight=3,
+        max_waiting_rooms=9,
+        max_steps_ahead=3,
     )
     head, stages = Scheduler(limits), [AppliedLog(8, 4), AppliedLog(8, 4)]
     head.pair(key)

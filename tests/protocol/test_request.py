@@ -8,7 +8,7 @@ from kvmesh.protocol.request import LOST_STEP, Request
 
 
 def request(length: int = 4, attempts: int = 3) -> Request:
-    return Request(10, length, attempts)
+    return Request(length, attempts)
 
 
 def begin(own: Request) -> None:

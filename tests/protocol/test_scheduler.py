@@ -3,8 +3,9 @@ import random
 import pytest
 
 from kvmesh.errors import DuplicateRoom, Fault, Fenced, Full, InvalidInput, Unavailable
-from kvmesh.protocol.ids import Incarnation, PairingNumber, RoomId, StepNumber
-from kvmesh.protocol.scheduler import Limits, PairingKey, RoomState, Scheduler
+from kvmesh.protocol.head_room import RoomState
+from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, RoomId, StepNumber
+from kvmesh.protocol.scheduler import Limits, Scheduler
 from kvmesh.protocol.steps import AppliedLog, RoomAdmitted, RoomDone, RoomDropped, Step
 
 A: PairingKey = (Incarnation(1), PairingNumber(1))
@@ -19,6 +20,7 @@ def limits(**changes: int) -> Limits:
         "step_tokens": 8,
         "max_steps_in_flight": 3,
         "max_waiting_rooms": 4,
+        "max_steps_ahead": 99,
     }
     return Limits(**(values | changes))
 
@@ -172,6 +174,18 @@ def test_received_before_the_last_token_is_scheduled_is_a_fault() -> None:
     take(head)
     with pytest.raises(Fault, match="received cannot happen while prefilling"):
         head.received(A, RoomId(1))
+
+
+def test_a_step_is_not_written_long_before_rank_0_can_compute_it() -> None:
+    """F-P19: a step that is written takes no room that comes later."""
+    head = scheduler(step_tokens=4, max_steps_ahead=2)
+    ask(head, 1, prompt_len=16)
+    first, _ = take(head), take(head)
+    assert head.next_step(0.0) is None
+    ask(head, 2)
+    head.applied_here(first.number)
+    assert admitted_in(take(head)) == [2]
+    assert head.steps_in_flight == 3
 
 
 def test_an_admit_that_comes_again_after_its_room_ended_is_refused() -> None:

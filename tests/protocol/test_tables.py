@@ -6,11 +6,11 @@ from itertools import product
 import pytest
 
 from kvmesh.errors import Fault
-from kvmesh.protocol import life, pairing, rooms, scheduler
+from kvmesh.protocol import head_room, life, pairing, rooms
 from kvmesh.protocol.table import Table
 
 TABLES = [
-    (scheduler.ROOM_TABLE, scheduler.RoomState, scheduler.RoomEvent),
+    (head_room.ROOM_TABLE, head_room.RoomState, head_room.RoomEvent),
     (rooms.ROOM_TABLE, rooms.RoomState, rooms.RoomEvent),
     (pairing.PAIRING_TABLE, pairing.PairingState, pairing.PairingEvent),
     (life.LIFE_TABLE, life.LifeState, life.LifeEvent),

@@ -5,10 +5,10 @@ from collections import deque
 
 import pytest
 
-from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, RoomId
+from kvmesh.protocol.ids import Generation, Incarnation, PairingKey, PairingNumber, RoomId
 from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, RoomEvent, RoomState
 from kvmesh.protocol.rooms import Limits as DecoderLimits
-from kvmesh.protocol.scheduler import Limits, PairingKey, Scheduler
+from kvmesh.protocol.scheduler import Limits, Scheduler
 from kvmesh.protocol.steps import AppliedLog, Step
 
 G = Generation(1)

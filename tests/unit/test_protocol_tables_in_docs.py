@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.protocol import life, pairing, rooms, scheduler, seats
+from kvmesh.protocol import head_room, life, pairing, rooms, seats
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES = {
     "seats": seats.SEAT_TABLE,
     "life": life.LIFE_TABLE,
-    "scheduler": scheduler.ROOM_TABLE,
+    "scheduler": head_room.ROOM_TABLE,
     "rooms": rooms.ROOM_TABLE,
     "pairing": pairing.PAIRING_TABLE,
 }

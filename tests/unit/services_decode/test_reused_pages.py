@@ -63,7 +63,7 @@ def test_the_second_first_token_of_a_room_does_not_replace_the_first(bench: Benc
 
 def test_a_room_in_used_pages_is_neither_complete_nor_broken_until_its_own_kv_is_there(bench: Bench) -> None:
     """F-C5: what has not been written is missing, not wrong, whatever the pages hold."""
-    bench.open(output=1)
+    bench.open()
     for rank in (0, 1):
         bench.arrive(bench.frame(rank), rank=rank)
     bench.arrive(bench.first())
