@@ -14,7 +14,7 @@ from simulator.prove import FULL, SCALES, SHORT, prove
 from simulator.run import Run
 from simulator.shrink import shrink
 from simulator.timeline import story
-from simulator.witness import Violation
+from simulator.violation import Violation
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def _replay(plan: Plan, *, tell: bool) -> int:
         seen = run.run()
     except Violation as violation:
         print(f"{violation}\n\nshrinking …")
-        _tell_smallest(shrink(plan, violation.invariant))
+        _tell_smallest(shrink(plan, violation))
         return 1
     if tell:
         print("\n".join(f"{time:9.4f}  {name:<14} {text}" for time, name, text, _ in run.world.witness.notes))

@@ -160,7 +160,7 @@ class DecodeWorker:
     def _step_again(self, decoder: Process) -> None:
         if not self.stepping and any(r.plan.joined for r in self.rooms.values()):
             self.stepping = True
-            decoder.queue("inbox", DecodeStep())
+            decoder.queue("decoding", DecodeStep())
 
     def _decode(self, decoder: Process) -> None:
         self.stepping = False

@@ -61,7 +61,8 @@ class Call:
 class DecoderProcess(Process):
     """One process."""
 
-    local_kinds = ("inbox", "results")
+    local_kinds = ("inbox", "decoding", "results")
+    worker_kinds = ("inbox", "decoding")
 
     def __init__(self, world: object, name: str, address: str, incarnation: int, shape: DecoderShape) -> None:
         super().__init__(world, name, address, incarnation)
@@ -274,7 +275,8 @@ class DecoderProcess(Process):
 
     def take(self, kind: str, item: object) -> None:
         """The worker's next job, or its next report."""
-        if kind == "inbox":
+        if kind in self.worker_kinds:
+            self.moved_at = self.now
             self.worker.take(self, item)
             return
         match item:
@@ -309,7 +311,8 @@ class DecoderProcess(Process):
         elif timer == "watch":
             self.after(self.shape.watchdog_seconds / 4, "watch")
             self._beat()
-            if self.hung:
+            age = self.age_seconds()
+            if age is not None and age > self.shape.watchdog_seconds:
                 self._fail_all(Unavailable("the decoder made no progress", reason="decoder_hung"))
         elif timer.startswith("pair again "):
             generation = Generation(int(timer.removeprefix("pair again ")))

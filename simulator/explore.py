@@ -18,11 +18,11 @@ from simulator.mesh import Mesh
 from simulator.messages import Closed
 from simulator.process import Process, Queue, Wire
 from simulator.snapshot import Blind, fingerprint
-from simulator.witness import Violation
+from simulator.violation import Violation
 from simulator.world import UNREACHABLE, World
 
 BLIND = Blind(
-    left_out=frozenset({"world", "mark", "notes", "noting", "version", "due"}),
+    left_out=frozenset({"world", "mark", "notes", "noting", "version", "due", "moved_at"}),
     unordered=frozenset(
         {
             "leases",
@@ -232,6 +232,9 @@ def moves_of(state: State, small: SmallWorld) -> list[Move]:
         moves.append(Move("take", queue.name, owner=queue.owner))
         if queue.stream is not None and len(queue.items) > 1 and may_overtake(queue):
             moves.append(Move("end", queue.name, owner=queue.owner))
+    assert len({m.where for m in moves}) == len({(m.where, m.kind) for m in moves if m.kind != "end"}), (
+        "names are unique"
+    )
     timers = [(p.name, timer) for p in world.living.values() for timer in p.timers]
     pauses = [Move("timer", p, t) for p, t in timers if t.partition(" ")[0] in small.timers]
     if not moves:

@@ -87,7 +87,7 @@ class GatewayProcess(Process):
             len(request.output),
             wish.output_len,
         )
-        self.world.witness.granted(self, wish, grant, generate)
+        self.world.witness.granted(self, wish.number, grant)
         served.generating = self.dial(grant.decoder.address, "generate", generate)
         self.by_stream[served.generating.number] = served
 
@@ -112,7 +112,7 @@ class GatewayProcess(Process):
             self.close(stream, Closed.by(error))
             self.lost(stream, Closed.by(error))
             return
-        self.world.witness.delivered(served.wish, message)
+        self.world.witness.delivered(self, served.wish, message)
         if served.request.finished:
             self._end(served, "")
 
@@ -147,7 +147,7 @@ class GatewayProcess(Process):
         self._hang_up(served.assigning)
         self._hang_up(served.generating)
         del self.open[number]
-        self.world.witness.answered(self, served.wish, reason)
+        self.world.witness.answered(self, served.wish, reason, served.request)
 
     def take(self, kind: str, item: object) -> None:
         """It has no thread."""

@@ -10,7 +10,7 @@ from kvmesh.errors import KvmeshError
 from kvmesh.protocol.ids import PairingKey, RoomId
 from kvmesh.protocol.request import LOST_STEP
 from kvmesh.protocol.scheduler import Scheduler
-from kvmesh.protocol.steps import Step
+from kvmesh.protocol.steps import Sampling, Step
 from simulator.messages import Admit, Drop, Message, Opened, Received, RoomRefused
 from simulator.process import Process, Stream
 
@@ -65,6 +65,7 @@ class Head:
                 prompt_len=admit.prompt_len,
                 cached_len=0,
                 now=stage.now,
+                sampling=Sampling(seed=admit.request),  # what stands for the prompt travels in the log
                 output_index=admit.output_index,
             )
         except KvmeshError as error:
@@ -78,7 +79,7 @@ class Head:
             stage.world.witness.written(stage, step)
             self._forget([entry.room for entry in step.entries])
             yield step
-        stage.world.witness.pumped(self.scheduler)
+        stage.world.witness.pumped(stage, self.scheduler)
 
     def last_words(self, stage: Process) -> None:
         """Names the rooms that had work in the step the generation died in."""

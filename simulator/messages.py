@@ -15,7 +15,7 @@ from kvmesh.protocol.placement import RoomRequest
 from kvmesh.protocol.steps import Step
 
 Cell = tuple[int, int]
-"""Whose KV a page holds, as the stage that wrote it knows: (generation, room)."""
+"""Whose KV a slot of a page holds, as the stage that wrote it knows: (room, token)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +216,8 @@ class Frame:
     shard: ShardSpan
     begin: int
     end: int
-    cells: frozenset[Cell]
-    """Whose KV was read out of the pages."""
+    cells: tuple[Cell | None, ...]
+    """Whose KV was read out of the pages, token by token; None where nothing was ever written."""
 
 
 @dataclass(frozen=True, slots=True)

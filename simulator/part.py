@@ -14,7 +14,7 @@ from kvmesh.protocol.members import Load
 from kvmesh.protocol.scheduler import Limits
 from kvmesh.protocol.steps import Step
 from simulator.head import Head
-from simulator.messages import Applied, Closed, FirstToken, Forwarded, Frame, Hello, Message, Welcome, token_of
+from simulator.messages import Applied, Closed, FirstToken, Forwarded, Frame, Hello, Message, Welcome
 from simulator.process import Process, Stream
 from simulator.stage_worker import Copied, Copy, Failed, RunStep, StepDone
 
@@ -53,9 +53,8 @@ class Part:
                 pass
 
     def _step_done(self, stage: Process, done: StepDone, before: Stream | None, behind: Stream | None) -> None:
-        for key, room in done.sampled:
-            request, index = stage.world.witness.prompt_of(room)
-            stage.send(self.links.get(key), FirstToken(room, key[1], token_of(request, index)))
+        for key, room, token in done.sampled:
+            stage.send(self.links.get(key), FirstToken(room, key[1], token))
         for span in done.computed:
             if span.key in self.links:
                 stage.queue("copies", Copy(self.number, span))
@@ -106,11 +105,13 @@ class Part:
             for older in replaced_by(key, self.links.keys()):
                 stage.close(self.links.pop(older), Closed("Unavailable", "pairing_replaced"))
             self.links[key] = stream
+            stage.world.witness.link_opened(stage, key)
             stage.send(stream, Welcome(self.chain.rank, shard))
             return
         if self.head is None or key not in self.links:
             raise Fenced("this pairing has no link to rank 0")
         self.head.pair(stage, stream, key)
+        stage.world.witness.control_opened(stage, key)
         self._pump(stage)
 
     def heard_decoder(self, stage: Process, stream: Stream, message: Message) -> None:

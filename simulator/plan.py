@@ -12,13 +12,14 @@ from simulator.gateway import Wish
 from simulator.latency import Latencies, Latency
 from simulator.mesh import REGISTRY, MeshShape, names_of
 
+SLOW_FACTOR = 5.0
 LASTING = {
     "kill": (0.2, 4.0),
     "stop": (0.2, 6.0),
     "hang": (0.2, 6.0),
     "apart": (0.2, 5.0),
     "cut": (0.0, 0.0),
-    "again": (0.0, 0.0),
+    "again": (0.0, 1.0),
     "stale registry": (2.5, 6.0),
 }
 """Kinds of faults, and how long one lasts: until a process is started again, goes on, or is reached again. Stopping for twice
@@ -49,7 +50,7 @@ class Plan:
     wishes: tuple[Wish, ...]
     faults: tuple[Fault, ...]
     slow: str = ""
-    """A process whose every message takes ten times as long."""
+    """A process whose every message takes longer."""
     starts: tuple[tuple[str, float], ...] = ()
     """When each process first comes up; one not named does at 0."""
 
@@ -173,17 +174,23 @@ def _faults(random: Random, scale: Scale, everyone: list[str]) -> Iterator[Fault
     workers, decoders = [n for n in members if n != REGISTRY], [n for n in members if n.startswith("decoder")]
     for _ in range(random.randint(*scale.faults)):
         kind = random.choice(list(LASTING))
-        targets = {"hang": workers, "again": decoders, "stale registry": [REGISTRY], "kill": everyone}
-        target = random.choice(targets.get(kind, members))
+        targets = {"hang": workers, "again": decoders, "stale registry": [REGISTRY], "apart": members}
+        target = random.choice(targets.get(kind, everyone))
         other = random.choice([m for m in everyone if m != target]) if kind == "apart" else ""
         lasts = random.uniform(*LASTING[kind])
         yield Fault(kind, random.uniform(0.0, scale.seconds), lasts, target, other, random.randrange(1 << 20))
 
 
+def slowed(usual: Latency) -> Latency:
+    """Of a slow process. Streams give up on what takes longer than the watchdog's time: so slow is none, but as a fault."""
+    factor = SLOW_FACTOR if usual.shape != "heavy" else 2.0
+    return Latency(usual.shape, usual.low * factor, usual.high if usual.shape == "heavy" else usual.high * factor)
+
+
 def latencies_of(plan: Plan) -> Latencies:
     """With the slow process, if there is one, on every edge from and to it."""
     usual = Latency.parse(plan.latency)
-    slow = Latency(usual.shape, usual.low * 10, usual.high if usual.shape == "heavy" else usual.high * 10)
+    slow = slowed(usual)
     edges = {
         edge: slow for name in names_of(plan.shape) if plan.slow for edge in ((name, plan.slow), (plan.slow, name))
     }

@@ -86,6 +86,8 @@ class Process:
 
     local_kinds: tuple[str, ...] = ()
     """Queues of its own: what its threads hand each other."""
+    worker_kinds: tuple[str, ...] = ()
+    """Those of them that its worker takes from."""
 
     def __init__(self, world: Any, name: str, address: str, incarnation: int) -> None:
         self.world, self.name, self.address, self.incarnation = world, name, address, incarnation
@@ -94,9 +96,11 @@ class Process:
         """Nothing of it moves (SIGSTOP); its streams stand until others give up on them."""
         self.hung = False
         """Its worker stands still while its event loop lives."""
-        self.local = {kind: Queue(f"{name} {kind}", incarnation, kind) for kind in self.local_kinds}
+        self.local = {kind: Queue(f"{name}.{incarnation} {kind}", incarnation, kind) for kind in self.local_kinds}
         self.timers: dict[str, object] = {}
         self.num_dialled = 0
+        self.moved_at = 0.0
+        """When its worker last took up a job, or was given one while it rested."""
         self.mark: int | None = None
         """Its fingerprint, while nothing changes it."""
 
@@ -123,7 +127,16 @@ class Process:
 
     def queue(self, kind: str, item: object) -> None:
         """Hands something to another thread of this process."""
+        if not self._owes():
+            self.moved_at = self.now
         self.world.put(self.local[kind], item)
+
+    def _owes(self) -> bool:
+        return any(self.local[kind].items for kind in self.worker_kinds)
+
+    def age_seconds(self) -> float | None:
+        """Time since its worker last moved; None when it owes nothing."""
+        return self.now - self.moved_at if self._owes() else None
 
     def after(self, seconds: float, timer: str) -> None:
         """Sets a timer; one that is set already keeps its time."""

@@ -15,7 +15,7 @@ from simulator import small
 from simulator.explore import Explored, Search, SmallWorld
 from simulator.plan import LARGE, SMALL, Scale, draw
 from simulator.run import Run, Seen
-from simulator.witness import Violation
+from simulator.violation import Violation
 
 WORLDS: dict[str, Callable[[], SmallWorld]] = {
     "rooms side by side, crash": partial(small.rooms, sharing=False, abort=0, crash=1),

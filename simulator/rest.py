@@ -10,7 +10,7 @@ from simulator.gateway import GatewayProcess
 from simulator.mesh import Mesh
 from simulator.registry import RegistryProcess
 from simulator.stage import StageProcess
-from simulator.witness import Violation
+from simulator.violation import Violation
 
 
 def check_ended(mesh: Mesh) -> None:

@@ -1,10 +1,11 @@
 """From a plan that fails to a small one that fails alike: leaves things out as long as the invariant still breaks."""
 
+import re
 from time import monotonic
 
 from simulator.plan import Plan, smaller
 from simulator.run import Run
-from simulator.witness import Violation
+from simulator.violation import Violation
 
 
 def violation_of(plan: Plan) -> Violation | None:
@@ -16,11 +17,16 @@ def violation_of(plan: Plan) -> Violation | None:
     return None
 
 
-def shrink(plan: Plan, invariant: int, limit_seconds: float = 60.0) -> Plan:
+def kind_of(violation: Violation) -> str:
+    """What is broken, without whose it is: a message less its numbers and lists."""
+    return re.sub(r"\[.*?\]|[\d.]+|'.*?'", "", str(violation))
+
+
+def shrink(plan: Plan, violation: Violation, limit_seconds: float = 60.0) -> Plan:
     """A plan of which nothing can be left out, or the smallest found in the time.
 
     Args:
-        invariant: what the plan breaks.
+        violation: how the plan fails.
     """
     until = monotonic() + limit_seconds
     shrinking = True
@@ -28,7 +34,7 @@ def shrink(plan: Plan, invariant: int, limit_seconds: float = 60.0) -> Plan:
         shrinking = False
         for candidate in smaller(plan):
             failed = violation_of(candidate)
-            if failed is not None and failed.invariant == invariant:
+            if failed is not None and kind_of(failed) == kind_of(violation):
                 plan, shrinking = candidate, True
                 break
             if monotonic() >= until:

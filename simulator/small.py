@@ -11,13 +11,14 @@ from simulator.gateway import GatewayProcess, Wish
 from simulator.mesh import REGISTRY, Mesh, MeshShape
 from simulator.rest import check_ended, check_idle, check_whole
 from simulator.stage import StageProcess
-from simulator.witness import Violation, Witness
+from simulator.violation import Violation
+from simulator.witness import Witness
 from simulator.world import World
 
 TRYING = frozenset({"next", "lease", "pair", "ask"})
 """Pauses between two tries: over at any time."""
 PATIENCE = frozenset({"early is over", "linking is over"})
-ALL_LOCAL = frozenset({"steps", "copies", "reports", "inbox", "results"})
+ALL_LOCAL = frozenset({"steps", "copies", "reports", "inbox", "decoding", "results"})
 FOR_EVER = 1e9
 """Seconds that never pass here."""
 

@@ -36,6 +36,7 @@ class StageProcess(Process):
     """One process; `shape` outlives it."""
 
     local_kinds = ("steps", "copies", "reports")
+    worker_kinds = ("steps", "copies")
 
     def __init__(self, world: object, name: str, address: str, incarnation: int, shape: StageShape) -> None:
         super().__init__(world, name, address, incarnation)
@@ -132,6 +133,7 @@ class StageProcess(Process):
         self.early = None
         self.cancel_timer("early is over")
         self.life.begin(opening.generation)
+        self.world.witness.life_begun(self, opening.generation)
         if self.part is None:
             self._make_part(opening.generation)
         self.before = stream
@@ -207,6 +209,7 @@ class StageProcess(Process):
                 self.after(self.shape.watchdog_seconds * 2, "linking is over")
             case Admitted(generation):
                 if self.life.admitted(generation):
+                    self.world.witness.life_begun(self, generation)
                     part = self.part or self._make_part(generation)
                     part.head = Head(Scheduler(self.shape.limits))
                 if self.early is not None:
@@ -242,6 +245,8 @@ class StageProcess(Process):
 
     def take(self, kind: str, item: object) -> None:
         """The worker's next job, or its next report."""
+        if kind in self.worker_kinds:
+            self.moved_at = self.now
         match item:
             case Begin(generation):
                 self.worker.begin(self, generation)
@@ -289,9 +294,10 @@ class StageProcess(Process):
             self.send(self.lease, Heartbeat(self._load()))
         if self.part is None or self.life.state is LifeState.OVER:
             return
-        if not self.hung and self.life.serving:
+        age, beat = self.age_seconds(), self.shape.watchdog_seconds / 4
+        if self.life.serving and (age is None or age <= beat):
             self.send(self.before, Progress())
-        if self.hung and self.local["steps"].items:
+        if age is not None and age > self.shape.watchdog_seconds:
             self.end_life(Unavailable(f"rank {self.shape.rank} made no progress", reason="stage_hung"))
         elif self.part.chain.is_behind_silent(self.now, self.shape.watchdog_seconds):
             self.end_life(Unavailable(f"rank {self.shape.rank + 1} made no progress", reason="stage_hung"))

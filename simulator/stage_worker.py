@@ -11,7 +11,7 @@ from kvmesh.protocol.ids import Generation, PageId, PairingKey, RoomId
 from kvmesh.protocol.scheduler import Limits
 from kvmesh.protocol.sending import Computed, computed_spans, readable
 from kvmesh.protocol.steps import AppliedLog, Step
-from simulator.messages import Cell, Frame
+from simulator.messages import Cell, Frame, token_of
 from simulator.process import Process
 
 
@@ -46,7 +46,8 @@ class StepDone:
     step: Step
     digest: bytes
     computed: tuple[Computed, ...]
-    sampled: tuple[tuple[PairingKey, RoomId], ...]
+    sampled: tuple[tuple[PairingKey, RoomId, int], ...]
+    """Pairing, room and first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ class StageWorker:
     is_last: bool
     log: AppliedLog = field(init=False)
     generation: Generation = Generation(0)
-    cells: dict[PageId, Cell] = field(default_factory=dict)
-    """Whose KV each page holds."""
+    cells: dict[tuple[PageId, int], Cell] = field(default_factory=dict)
+    """Whose KV each slot of each page holds."""
 
     def __post_init__(self) -> None:
         self.log = AppliedLog(self.limits.num_pages, self.limits.page_size)
@@ -103,12 +104,16 @@ class StageWorker:
         sampled = []
         for work in step.work:
             admitted = log.rooms[work.room].admitted
-            for page in admitted.pages:
-                self.cells[page] = (self.generation, work.room)
+            for token in range(work.begin, work.end):
+                self.cells[self._slot(admitted.pages, token)] = (work.room, token)
             if self.is_last and work.end == admitted.prompt_len:
-                sampled.append(((admitted.decoder, admitted.pairing), work.room))
+                drawn = token_of(admitted.sampling.seed, admitted.output_index)
+                sampled.append(((admitted.decoder, admitted.pairing), work.room, drawn))
         spans = computed_spans(log, step)
         stage.queue("reports", StepDone(self.generation, step, log.digest, spans, tuple(sampled)))
+
+    def _slot(self, pages: tuple[PageId, ...], token: int) -> tuple[PageId, int]:
+        return pages[token // self.limits.page_size], token % self.limits.page_size
 
     def copy(self, stage: Process, asked: Copy) -> None:
         """Copies a frame of a room that lives."""
@@ -116,6 +121,6 @@ class StageWorker:
         room = readable(self.log, span.key, span.room) if asked.generation == self.generation else None
         frame = None
         if room is not None:
-            cells = frozenset(self.cells[page] for page in room.pages)
+            cells = tuple(self.cells.get(self._slot(room.pages, token)) for token in range(span.begin, span.end))
             frame = Frame(span.room, span.key[1], self.shard, span.begin, span.end, cells)
         stage.queue("reports", Copied(asked.generation, span.key, frame))

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from simulator.witness import Violation, Witness
+from simulator.violation import Violation
+from simulator.witness import Witness
 
 MOST_LINES = 80
 """Of a story; the latest count."""

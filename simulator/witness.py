@@ -2,7 +2,7 @@
 
 Its books are made from what is said and done, never from the machines' own state: one that is wrong about itself is found.
 Invariants by number: 1 equal logs, 2 nothing untold, 3 one holder a page, 4 no foreign write, 5 one end and each token once,
-6 everything ends and all is idle, 8 one message to admission.
+6 everything ends and all is idle, 8 nothing delays an admission, 9 last rank first.
 """
 
 from collections import Counter, deque
@@ -12,23 +12,16 @@ from typing import Any
 
 from kvmesh.errors import KvmeshError
 from kvmesh.protocol.head_room import RoomState
-from kvmesh.protocol.ids import Generation, PageId, PairingNumber, Rank, RoomId, short
+from kvmesh.protocol.ids import Generation, PageId, PairingKey, PairingNumber, Rank, RoomId, short
+from kvmesh.protocol.pages import pages_for
 from kvmesh.protocol.scheduler import Scheduler
 from kvmesh.protocol.steps import RoomAdmitted, Step
-from simulator.messages import Admit, Drop, Forwarded, Frame, Generate, Message, RoomRefused, Tokens, token_of
+from simulator.clients import ClientBooks
+from simulator.messages import Forwarded, Frame, Generate
+from simulator.violation import Violation
 
 NOTES_KEPT = 200_000
 """Of the timeline: a failing run is shrunk before it is read."""
-
-
-class Violation(AssertionError):
-    """An invariant is broken."""
-
-    def __init__(self, invariant: int, message: str, *keys: int) -> None:
-        super().__init__(f"invariant {invariant}: {message}")
-        self.invariant = invariant
-        self.keys = keys
-        """Rooms, requests or generations concerned: what to look for in the timeline."""
 
 
 @dataclass(slots=True)
@@ -51,30 +44,24 @@ class DecoderBooks:
     arrived: dict[RoomId, Counter[tuple[Rank, int]]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class RequestBooks:
-    """One request, as its client sees it."""
-
-    num_tokens: int = 0
-    end: str | None = None
-
-
-class Witness:
+class Witness(ClientBooks):
     """Sees one world."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.notes: deque[tuple[float, str, str, tuple[int, ...]]] = deque(maxlen=NOTES_KEPT)
         self.noting = True
-        self.requests: dict[int, RequestBooks] = {}
-        self.prompts: dict[RoomId, tuple[int, int]] = {}
-        """Of a room: its request, and the index of its first token."""
         self.logs: dict[Generation, list[bytes]] = {}
         """What rank 0 wrote."""
+        self.admitted: dict[Generation, dict[RoomId, RoomAdmitted]] = {}
+        """What it wrote of rooms that have not ended."""
         self.stages: dict[int, StageBooks] = {}
         """By incarnation."""
         self.decoders: dict[int, DecoderBooks] = {}
-        self.unwritten: dict[RoomId, int] = {}
-        """Rooms that were reserved and stand in no step yet: messages about them since, beside Admit."""
+        self.begun: set[tuple[Generation, Rank]] = set()
+        """Who has ever served in a generation."""
+        self.linked: set[tuple[PairingKey, Rank]] = set()
+        """Who has ever linked for a pairing."""
 
     # The timeline.
 
@@ -94,82 +81,69 @@ class Witness:
         if self.noting:
             self.notes.append((process.now, process.name, f"← {stream.name}: {item}", tuple(rooms_in(item))))
 
-    def sent(self, message: Message) -> None:
-        """A message left. Invariant 8: before a room is admitted there is its Admit, and nothing else but its end."""
-        room = getattr(message, "room", None)
-        if room in self.unwritten and not isinstance(message, Admit | Drop | RoomRefused | Generate):
-            self.unwritten[room] += 1
-
     def life_over(self, process: Any, error: KvmeshError) -> None:
         """A stage's life ended."""
         self.note(process, f"its life is over: {error.message}", process.life.generation)
+        if self.calm and process.life.serving and process.life.rank == 0:
+            said = f"generation {short(process.life.generation)} ended by {error.message!r}, and nothing had gone wrong"
+            raise Violation(6, said, process.life.generation)
 
-    # Requests (5).
+    # Last rank first (9).
 
-    def arrived(self, request: int) -> None:
-        """A client asks."""
-        self.requests[request] = RequestBooks()
+    def life_begun(self, process: Any, generation: Generation) -> None:
+        """A stage serves from here on."""
+        life = process.life
+        missing = [r for r in range(1, life.pp_size) if (generation, r) not in self.begun] if life.rank == 0 else []
+        if missing:
+            said = f"rank 0 of {life.pipeline} serves generation {short(generation)}, ranks {missing} never did"
+            raise Violation(9, said, generation)
+        self.begun.add((generation, life.rank))
 
-    def granted(self, process: Any, wish: Any, grant: Any, generate: Generate) -> None:
-        """A request was given a room."""
-        if grant.room in self.prompts:
-            raise Violation(5, f"room {short(grant.room)} was given out twice", grant.room)
-        self.prompts[grant.room] = (wish.number, generate.output_index)
-        self.note(process, f"request {wish.number} is room {short(grant.room)}", grant.room, wish.number)
+    def link_opened(self, process: Any, key: PairingKey) -> None:
+        """A stage can reach a decoder from here on."""
+        self.linked.add((key, process.life.rank))
 
-    def prompt_of(self, room: RoomId) -> tuple[int, int]:
-        """A room's request, and the index of its first token."""
-        return self.prompts[room]
-
-    def delivered(self, wish: Any, tokens: Tokens) -> None:
-        """A client got tokens."""
-        books = self.requests[wish.number]
-        for token in tokens.tokens:
-            right = token_of(wish.number, books.num_tokens)
-            if books.end is not None or token != right or books.num_tokens >= wish.output_len:
-                said = f"token {token} came as the {books.num_tokens}-th of request {wish.number}, {right} is right"
-                raise Violation(5, said, wish.number)
-            books.num_tokens += 1
-
-    def answered(self, process: Any, wish: Any, reason: str) -> None:
-        """A request ended: with its last token, or by a reason."""
-        books = self.requests[wish.number]
-        if books.end is not None:
-            raise Violation(5, f"request {wish.number} ended twice", wish.number)
-        if not reason and books.num_tokens != wish.output_len:
-            raise Violation(5, f"request {wish.number} ended well after {books.num_tokens} tokens", wish.number)
-        books.end = reason
-        self.note(process, f"request {wish.number} ends: {reason or 'well'}", wish.number)
+    def control_opened(self, process: Any, key: PairingKey) -> None:
+        """Rank 0 takes rooms of a pairing from here on."""
+        missing = [r for r in range(process.life.pp_size) if (key, r) not in self.linked]
+        if missing:
+            raise Violation(9, f"pairing {key[1]} of decoder {key[0]} stands, ranks {missing} never linked", key[0])
 
     # Admission (8).
 
     def reserved(self, process: Any, generate: Generate) -> None:
         """A decoder holds the pages of a room, and asks rank 0 next."""
-        self.unwritten[generate.room] = 0
+        self.held(process, generate)
         self.note(process, f"room {short(generate.room)} has its pages", generate.room)
 
-    def pumped(self, scheduler: Scheduler) -> None:
-        """Rank 0 wrote all steps it would. No room waits but for pages, or for a place in flight."""
-        limits = scheduler.limits
+    def pumped(self, process: Any, scheduler: Scheduler) -> None:
+        """Rank 0 wrote all steps it would. A room that waits alone waits for pages, or for a place in flight, or for its
+        decoder's share; what is held, the log says."""
         waiting = [r for r, state in scheduler.states.items() if state is RoomState.WAITING]
-        if not waiting or not scheduler.may_write:
+        if len(waiting) != 1 or not scheduler.may_write:
             return
-        if len(waiting) == len(scheduler.states) and scheduler.free_pages == limits.num_pages:
-            raise Violation(8, f"rank 0 lets room {short(waiting[0])} wait, and nothing is in its way", waiting[0])
+        limits, held = scheduler.limits, self.admitted.get(process.part.number, {})
+        (room,) = waiting
+        free = limits.num_pages - sum(len(entry.pages) for entry in held.values())
+        need = pages_for(process.part.head.prompts[room].prompt_len, limits.page_size)
+        if need <= free and (not held or len(process.part.head.controls) == 1):
+            raise Violation(8, f"rank 0 lets room {short(room)} wait, and nothing is in its way", room)
 
     def written(self, process: Any, step: Step) -> None:
         """Rank 0 wrote a step."""
-        log = self.logs.setdefault(process.part.number, [])
+        generation = process.part.number
+        log, admitted = self.logs.setdefault(generation, []), self.admitted.setdefault(generation, {})
         if step.number != len(log):
-            raise Violation(1, f"rank 0 wrote step {step.number} after {len(log)} steps", process.part.number)
+            raise Violation(1, f"rank 0 wrote step {step.number} after {len(log)} steps", generation)
         log.append(step.canonical())
         self.note(process, f"writes {step}", *(e.room for e in step.entries), *(w.room for w in step.work))
         for entry in step.entries:
             if isinstance(entry, RoomAdmitted):
-                more = self.unwritten.pop(entry.room, 0)
-                if more:
-                    said = f"room {short(entry.room)} took {more} messages more than one to be admitted"
-                    raise Violation(8, said, entry.room)
+                admitted[entry.room] = entry
+            else:
+                admitted.pop(entry.room, None)
+        for work in step.work:
+            self.served(process, work.room)
 
     # Stages (1, 2, 3).
 
@@ -232,16 +206,17 @@ class Witness:
     def wrote(self, process: Any, link: tuple[PairingNumber, Rank], frame: Frame, pages: tuple[PageId, ...]) -> None:
         """A decoder's worker wrote a frame into pages."""
         books = self._books(process)
-        for page in pages:
+        for page in pages or (PageId(-1),):
             if books.owners.get(page) != frame.room:
                 said = f"{process.name} wrote room {short(frame.room)} into page {page}, which is not its own"
                 raise Violation(4, said, frame.room)
         if books.pairings.get(frame.room) != link[0]:
             raise Violation(4, f"room {short(frame.room)} was written over pairing {link[0]}, not its own", frame.room)
-        foreign = [room for _, room in frame.cells if room != frame.room]
-        if foreign:
-            said = f"KV of room {short(foreign[0])} was written as that of {short(frame.room)}"
-            raise Violation(4, said, frame.room, foreign[0])
+        right = tuple((frame.room, token) for token in range(frame.begin, frame.end))
+        if frame.cells != right:
+            wrong = next(cell for cell, own in zip(frame.cells, right, strict=True) if cell != own)
+            of = f"of room {short(wrong[0])}, token {wrong[1]}," if wrong is not None else "that was never computed"
+            raise Violation(4, f"KV {of} was written as room {short(frame.room)}'s", frame.room)
         for token in range(frame.begin, frame.end):
             books.arrived[frame.room][(link[1], token)] += 1
 

@@ -16,6 +16,14 @@ from simulator.witness import Witness
 UNREACHABLE = Closed("Unavailable", "unreachable")
 
 
+WORKER_QUEUES = ("steps", "copies", "inbox", "decoding")
+
+
+def has_ended(half: Queue) -> bool:
+    """Whether its last item is its end: nothing comes behind that."""
+    return bool(half.items) and isinstance(half.items[-1], Closed)
+
+
 class Pace(Protocol):
     """When things are due."""
 
@@ -101,10 +109,14 @@ class World:
             self._shut(stream, gone)
             self._break(stream, stream.peer(gone))
 
-    def cut(self, stream: Stream) -> None:
-        """The network breaks a stream: both ends learn of it, each at its time."""
+    def cut(self, stream: Stream, *, silent: bool = False) -> None:
+        """The network breaks a stream: both ends learn of it, each at its time.
+
+        Args:
+            silent: nothing had passed any more, so what is on the way is lost.
+        """
         for end in (stream.client, stream.server):
-            self._break(stream, end)
+            self._break(stream, end, lost=silent)
 
     def streams_of(self, incarnation: int) -> list[Stream]:
         """Those that it is an end of."""
@@ -115,7 +127,8 @@ class World:
     def dial(self, client: Process, address: str, kind: str, first: Message) -> Stream:
         """Opens a stream; who is not there is learnt of like any other end."""
         client.num_dialled += 1
-        number, name = client.num_dialled, f"{client.name}→{address} {kind} {client.num_dialled}"
+        number = client.num_dialled
+        name = f"{client.name}.{client.incarnation}→{address} {kind} {number}"
         server = self.addresses.get(address, 0)
         stream = Stream(client.incarnation * 1_000_000 + number, kind, name, client.incarnation, server)
         wire = self.wires[stream.number] = Wire(stream)
@@ -126,10 +139,10 @@ class World:
         """Sends to the other end, from one that has the stream open."""
         wire = self._wire(stream)
         if wire is not None and wire.is_open(sender.incarnation):
-            self.witness.sent(message)
             peer = stream.peer(sender.incarnation)
-            if wire.is_open(peer):  # else nobody will read it
-                self.put(wire.towards(peer), message)
+            half = wire.towards(peer)
+            if wire.is_open(peer) and not has_ended(half):  # else nobody will read it
+                self.put(half, message)
 
     def close(self, stream: Stream, closer: Process, end: Closed) -> None:
         """An end is done with a stream. A server's last messages arrive before its end; a client's cancel may overtake."""
@@ -140,7 +153,7 @@ class World:
         peer = stream.peer(closer.incarnation)
         if closer.incarnation == stream.client and self.pace.loses():
             wire.towards(peer).items.clear()
-        if wire.is_open(peer):
+        if wire.is_open(peer) and not has_ended(wire.towards(peer)):
             self.put(wire.towards(peer), end)
 
     def put(self, queue: Queue, item: object) -> None:
@@ -159,10 +172,10 @@ class World:
         owner = self.living.get(queue.owner)
         if owner is None:
             return False
-        if owner.frozen or (owner.hung and queue.kind in ("steps", "copies", "inbox")):
+        if owner.frozen or (owner.hung and queue.kind in WORKER_QUEUES):
             return True
-        if queue.stream is None or not self.apart:
-            return False
+        if queue.stream is None or not self.apart or (queue.items and queue.items[0] == UNREACHABLE):
+            return False  # that the peer is silent, an end finds out by itself
         peer = self.living.get(queue.stream.peer(queue.owner))
         return peer is not None and frozenset((owner.name, peer.name)) in self.apart
 
@@ -204,14 +217,15 @@ class World:
             del process.timers[timer]
             process.fired(timer)
 
-    def _break(self, stream: Stream, end: int) -> None:
+    def _break(self, stream: Stream, end: int, *, lost: bool = False) -> None:
         """One end will learn that a stream is gone; what was on the way to it may be lost."""
         wire = self._wire(stream)
         if wire is not None and wire.is_open(end):
             half = wire.towards(end)
-            if self.pace.loses():
+            if lost or self.pace.loses():
                 half.items.clear()
-            self.put(half, UNREACHABLE)
+            if not has_ended(half):
+                self.put(half, UNREACHABLE)
 
     def _shut(self, stream: Stream, end: int) -> None:
         wire = self._wire(stream)

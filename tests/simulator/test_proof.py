@@ -9,7 +9,7 @@ from kvmesh.protocol.receiving import Receiving
 from simulator import small
 from simulator.explore import Search, SmallWorld
 from simulator.prove import SHORT, prove
-from simulator.witness import Violation
+from simulator.violation import Violation
 
 
 @pytest.mark.timeout(120)

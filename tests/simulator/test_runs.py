@@ -12,7 +12,7 @@ from simulator.plan import LARGE, LASTING, SMALL, Plan, draw
 from simulator.run import Run
 from simulator.shrink import shrink
 from simulator.timeline import story
-from simulator.witness import Violation
+from simulator.violation import Violation
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES_TWICE = next(m for m in MUTATIONS if m.name == "a page is given out twice")
@@ -70,7 +70,7 @@ def failing() -> tuple[Plan, Violation]:
 def test_a_failing_run_shrinks_to_a_small_one_that_fails_alike_and_tells_its_story() -> None:
     with PAGES_TWICE.entered():
         plan, violation = failing()
-        smallest = shrink(plan, violation.invariant, limit_seconds=20)
+        smallest = shrink(plan, violation, limit_seconds=20)
         run = Run(smallest)
         with pytest.raises(Violation) as caught:
             run.run()
