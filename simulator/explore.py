@@ -232,9 +232,6 @@ def moves_of(state: State, small: SmallWorld) -> list[Move]:
         moves.append(Move("take", queue.name, owner=queue.owner))
         if queue.stream is not None and len(queue.items) > 1 and may_overtake(queue):
             moves.append(Move("end", queue.name, owner=queue.owner))
-    assert len({m.where for m in moves}) == len({(m.where, m.kind) for m in moves if m.kind != "end"}), (
-        "names are unique"
-    )
     timers = [(p.name, timer) for p in world.living.values() for timer in p.timers]
     pauses = [Move("timer", p, t) for p, t in timers if t.partition(" ")[0] in small.timers]
     if not moves:

@@ -13,6 +13,8 @@ _ATOMS = (int, float, str, bytes, bool, type(None), frozenset)
 _HASHED = frozenset((int, float, str, bytes, bool, type(None)))
 _SHARED: dict[type, bool] = {}
 _SLOTS: dict[type, tuple[str, ...]] = {}
+_SEEN_NAMES: dict[tuple[type, "Blind"], tuple[tuple[str, bool], ...]] = {}
+"""Of each class: the attributes that a fingerprint sees, and whether their order counts."""
 _HASHES: dict[int, tuple[object, int]] = {}
 """By id; the record is kept, so that the id stays its own."""
 
@@ -52,7 +54,7 @@ def copy(value: Any, made: dict[int, Any]) -> Any:
     if kind is dict or kind is Counter:
         table = made[id(value)] = kind()
         for key, item in value.items():
-            table[key] = copy(item, made)
+            table[key] = item if type(item) in _HASHED else copy(item, made)
         return table
     if kind is tuple:
         items = [copy(item, made) for item in value]
@@ -66,7 +68,8 @@ def copy(value: Any, made: dict[int, Any]) -> Any:
         return made[id(value)]
     new = made[id(value)] = object.__new__(kind)
     for name in names_of(value):
-        setattr(new, name, copy(getattr(value, name), made))
+        item = getattr(value, name)
+        setattr(new, name, item if type(item) in _HASHED else copy(item, made))
     return new
 
 
@@ -99,14 +102,21 @@ def fingerprint(value: Any, seen: dict[int, int], blind: Blind, *, ordered: bool
     seen[id(value)] = len(seen)
     if kind is dict or kind is Counter:
         items = value.items() if ordered else sorted(value.items(), key=_key)
-        return hash(("d", *[(_key_hash(k, seen, blind), fingerprint(v, seen, blind)) for k, v in items]))
+        parts = [(k if type(k) in _HASHED else _key_hash(k, seen, blind), _part(v, seen, blind)) for k, v in items]
+        return hash(("d", *parts))
     if kind is tuple or kind is list or kind is deque:
-        return hash(("s", *[fingerprint(item, seen, blind) for item in value]))
+        return hash(("s", *[i if type(i) in _HASHED else fingerprint(i, seen, blind) for i in value]))
     if kind is set:
         return hash(frozenset(value))
-    names = [n for n in names_of(value) if n not in blind.left_out]
-    parts = [fingerprint(getattr(value, n), seen, blind, ordered=n not in blind.unordered) for n in names]
-    return hash((kind.__name__, *parts))
+    seen_names = _SEEN_NAMES.get((kind, blind))
+    if seen_names is None:
+        names = [n for n in names_of(value) if n not in blind.left_out]
+        seen_names = _SEEN_NAMES[kind, blind] = tuple((n, n not in blind.unordered) for n in names)
+    return hash((kind.__name__, *[_part(getattr(value, n), seen, blind, ordered) for n, ordered in seen_names]))
+
+
+def _part(value: Any, seen: dict[int, int], blind: Blind, ordered: bool = True) -> Any:
+    return value if type(value) in _HASHED else fingerprint(value, seen, blind, ordered=ordered)
 
 
 def _key(item: tuple[Any, Any]) -> Any:

@@ -21,8 +21,8 @@ class Mutation:
         """The core is broken while this is entered."""
         patches = self.patches()
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-        for owner, name, broken in patches:
-            setattr(owner, name, broken)
+        for owner, name, wrong in patches:
+            setattr(owner, name, wrong)
         try:
             yield
         finally:

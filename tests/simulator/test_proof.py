@@ -7,7 +7,8 @@ import pytest
 from kvmesh.protocol.pairings import PairingBook
 from kvmesh.protocol.receiving import Receiving
 from simulator import small
-from simulator.explore import Search, SmallWorld
+from simulator.explore import Search, SmallWorld, queues_of
+from simulator.mesh import MeshShape
 from simulator.prove import SHORT, prove
 from simulator.violation import Violation
 
@@ -47,3 +48,16 @@ def test_a_search_finds_frames_that_are_written_too_late(monkeypatch: pytest.Mon
     with pytest.raises(Violation) as caught:
         Search(small.rooms(sharing=True, abort=1, crash=0)).run()
     assert caught.value.invariant in (4, 6)
+
+
+def test_a_process_and_its_replacement_are_told_apart() -> None:
+    """Else a newcomer's first word, heard before its predecessor's end, would be a move that is never made."""
+    state = small.mesh_of(MeshShape(pp=2, decoders=0, gateways=0))
+    state.mesh.start_all()
+    first = state.world.process("p0 rank 0")
+    assert first is not None
+    state.world.kill(first)
+    state.mesh.start("p0 rank 0")
+    names = [queue.name for queue in queues_of(state.world)]
+    assert len([name for name in names if name.startswith("p0 rank 0")]) == 2
+    assert len(set(names)) == len(names)
