@@ -10,6 +10,7 @@ from service_process import end_in_background, start_in_background
 
 from kvmesh.errors import InvalidInput, Misfit, Unavailable
 from kvmesh.protocol.ids import MAX_TERM
+from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc import streams
 from kvmesh.rpc.channels import dial
 from kvmesh.v1 import bootstrap_pb2 as pb
@@ -99,7 +100,7 @@ async def test_a_second_stream_of_a_process_takes_the_place_of_the_first(stub: B
         ({"dtype": types_pb2.DTYPE_BF16}, "dtype: rank 0 of p0 has bf16, rank 1 of p0 has fp32"),
         ({"num_pages": 65}, "num_pages: rank 0 of p0 has 65, rank 1 of p0 has 64"),
         ({"layers": types_pb2.LayerRange(begin=0, end=7)}, r"rank 0 has \[0, 7\), rank 1 has \[6, 12\)"),
-        ({"protocol_version": 99}, "protocol_version: rank 0 of p0 has 99, the registry has 1"),
+        ({"protocol_version": 99}, f"protocol_version: rank 0 of p0 has 99, the registry has {PROTOCOL_VERSION}"),
     ],
 )
 async def test_a_misfit_is_refused_with_both_values(
