@@ -210,7 +210,8 @@ class LiveStage:
         )
 
     def _heartbeat(self) -> bootstrap_pb2.Heartbeat:
-        beat = bootstrap_pb2.Heartbeat(draining=self.draining)
+        """Without a head the pool is idle: a stage that waits for its pipeline must not look full once it is whole."""
+        beat = bootstrap_pb2.Heartbeat(draining=self.draining, free_pages=self.identity.limits.num_pages)
         if self.head is not None:
             books = self.head.scheduler
             beat.waiting_rooms, beat.running_rooms = books.waiting_rooms, books.running_rooms

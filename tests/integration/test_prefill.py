@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import grpc
 import pytest
 from service_process import Running, end_in_background, refused, service, start_in_background
 
@@ -21,7 +22,11 @@ from kvmesh.rpc.raw import raw_stream_call
 from kvmesh.rpc.status import peer_errors
 from kvmesh.v1 import bootstrap_pb2, types_pb2
 from kvmesh.v1 import prefill_pb2 as pb
-from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
+from kvmesh.v1.bootstrap_pb2_grpc import (
+    BootstrapServiceServicer,
+    BootstrapServiceStub,
+    add_BootstrapServiceServicer_to_server,
+)
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
 
 SECONDS = 15
@@ -436,6 +441,36 @@ async def test_every_stage_tells_where_it_stands_in_the_log(chained: str) -> Non
 async def described(stage: Stage) -> pb.DescribeLogResponse:
     async with dial(stage.address) as channel:
         return await PrefillServiceStub(channel).DescribeLog(pb.DescribeLogRequest())
+
+
+class ListeningRegistry(BootstrapServiceServicer):
+    """Admits nobody; keeps the load that a stage tells."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[bootstrap_pb2.Heartbeat] = asyncio.Queue()
+
+    async def RegisterStage(  # noqa: N802
+        self, requests: AsyncIterator[bootstrap_pb2.RegisterStageRequest], _: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bootstrap_pb2.RegisterStageResponse]:
+        async for request in requests:
+            if request.HasField("heartbeat"):
+                self.told.put_nowait(request.heartbeat)
+        yield bootstrap_pb2.RegisterStageResponse()
+
+
+async def test_a_stage_that_waits_for_its_pipeline_tells_an_idle_pool(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """F-T6: else its first rooms count as waiting, and all go to another pipeline until its next heartbeat."""
+    server, registry = grpc.aio.server(), ListeningRegistry()
+    add_BootstrapServiceServicer_to_server(registry, server)
+    where = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    flags = ("--bootstrap", where, "--pp-size", "2", "--rank", "0", *sizes(tiny_model_dir))
+    try:
+        async with service("prefill", tmp_path / "p0.log", *flags):
+            first = await asyncio.wait_for(registry.told.get(), SECONDS)
+            assert (first.free_pages, first.waiting_rooms, first.queued_tokens) == (16, 0, 0)
+    finally:
+        await server.stop(None)
 
 
 async def test_a_stage_that_leaves_lets_its_pipeline_finish(tmp_path: Path, tiny_model_dir: Path) -> None:
