@@ -22,10 +22,18 @@ from prometheus_client.metrics import MetricWrapperBase
 PREFILL, DECODE, GATEWAY, BOOTSTRAP = "prefill", "decode", "gateway", "bootstrap"
 EVERY = (PREFILL, DECODE, GATEWAY, BOOTSTRAP)
 
-_FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""For steps and gaps between tokens."""
-_SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""For what a client waits for."""
+_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""For steps and calls inside the mesh."""
+# The edges that OpenTelemetry's conventions for generative AI advise (gen_ai.server.time_to_first_token,
+# gen_ai.server.time_per_output_token with three finer edges, gen_ai.server.request.duration, gen_ai.client.token.usage).
+_FIRST_TOKEN_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_TOKEN_GAP_SECONDS = (
+    *(0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+_REQUEST_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TOKENS = tuple(4**n for n in range(11))
+"""Up to a million."""
 
 # They are a line for each series that no one reads: a restart shows in process_start_time_seconds.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -60,18 +68,37 @@ def page_of(service: str) -> CollectorRegistry:
 READY = _of(EVERY, Gauge, "ready", "1 while the service is able to serve.")
 LIVE = _of(EVERY, Gauge, "live", "1 while everything that should make progress does.")
 LOOP_LAG_SECONDS = _of(EVERY, Gauge, "loop_lag_seconds", "How late the event loop's last beat was.")
+BUILD_INFO = _of(EVERY, Gauge, "build_info", "1, labelled with the version that runs.", labelnames=("version",))
 RPC_ERRORS_TOTAL = _of(
-    EVERY, Counter, "rpc_errors_total", "Calls answered with an error.", labelnames=("method", "code")
+    EVERY,
+    Counter,
+    "rpc_errors_total",
+    "Calls answered with an error, by the reason that the caller was told. ABORTED: fenced.",
+    labelnames=("method", "code", "reason"),
 )
+RECONNECTS_TOTAL = _of(EVERY, Counter, "reconnects_total", "Leases, watches and pairings tried again after a loss.")
 
 # Members that hold KV.
-PAGES = _of((PREFILL, DECODE), Gauge, "pages", "Pages of KV in the pool.")
-PAGES_FREE = _of((PREFILL, DECODE), Gauge, "pages_free", "Pages of KV that no room holds.")
+PAGES = _of(
+    (PREFILL, DECODE),
+    Gauge,
+    "pages",
+    "Pages of KV by what they are for: free, held (prefill), receiving KV or running (decode). Together the pool.",
+    labelnames=("state",),
+)
 ROOMS_OPEN = _of((PREFILL, DECODE, GATEWAY), Gauge, "rooms_open", "Rooms that have not ended.")
 ROOMS_WAITING = _of((PREFILL, DECODE), Gauge, "rooms_waiting", "Rooms that wait for pages or a place.")
+ROOMS_RUNNING = _of((PREFILL, DECODE), Gauge, "rooms_running", "Rooms that hold pages.")
 ROOMS_ENDED_TOTAL = _of((PREFILL, DECODE), Counter, "rooms_ended_total", "Rooms ended.", labelnames=("reason",))
 
 # Prefill.
+STAGE_INFO = _of(
+    (PREFILL,),
+    Gauge,
+    "stage_info",
+    "1, labelled with the stage's place: join it to other series of the page by instance.",
+    labelnames=("pipeline", "rank", "pp_size"),
+)
 GENERATIONS_TOTAL = _of((PREFILL,), Counter, "generations_total", "Generations this stage was part of.")
 GENERATIONS_ENDED_TOTAL = _of(
     (PREFILL,), Counter, "generations_ended_total", "Generations that ended here, by why.", labelnames=("reason",)
@@ -92,25 +119,62 @@ LOG_AGE_SECONDS = _of(
     (PREFILL,), Gauge, "log_age_seconds", "Time since the stage last made progress on a step; 0 when it owes none."
 )
 STEPS_TOTAL = _of((PREFILL,), Counter, "steps_total", "Steps of the log applied.")
-STEP_SECONDS = _of((PREFILL,), Histogram, "step_seconds", "Time to compute one step.", buckets=_FAST_SECONDS)
+STEP_SECONDS = _of((PREFILL,), Histogram, "step_seconds", "Time to compute one step.", buckets=_STEP_SECONDS)
 PREFILL_TOKENS_TOTAL = _of((PREFILL,), Counter, "prefill_tokens_total", "Prompt tokens computed.")
+QUEUED_PREFILL_TOKENS = _of(
+    (PREFILL,), Gauge, "queued_prefill_tokens", "Prompt tokens accepted, not computed (rank 0)."
+)
+QUEUED_PREFILL_SECONDS = _of(
+    (PREFILL,),
+    Gauge,
+    "queued_prefill_seconds",
+    "How long this pipeline will take for queued_prefill_tokens, at the rate it has shown lately (rank 0).",
+)
+ADMISSION_SECONDS = _of(
+    (PREFILL,),
+    Histogram,
+    "admission_seconds",
+    "From a decoder's Admit to the start of the first step that holds the room (rank 0).",
+    buckets=_FIRST_TOKEN_SECONDS,
+)
 STEPS_IN_FLIGHT = _of((PREFILL,), Gauge, "steps_in_flight", "Steps that not every rank has applied (rank 0).")
 LINKS_OPEN = _of((PREFILL,), Gauge, "links_open", "Links to decoders that stand.")
 KV_SENT_BYTES_TOTAL = _of((PREFILL,), Counter, "kv_sent_bytes_total", "Payload of KV frames sent.")
+KV_SEND_SECONDS_TOTAL = _of(
+    (PREFILL,),
+    Counter,
+    "kv_send_seconds_total",
+    "Time that links had KV to send, waits for a decoder's credit included: bytes by seconds is the rate per link.",
+)
 
 # Decode.
 PAIRINGS_STANDING = _of((DECODE,), Gauge, "pairings_standing", "Pairings that stand.")
+PAIRINGS_TOTAL = _of((DECODE,), Counter, "pairings_total", "Pairings made.")
 PAIRINGS_ENDED_TOTAL = _of((DECODE,), Counter, "pairings_ended_total", "Pairings ended.", labelnames=("reason",))
 KV_RECEIVED_BYTES_TOTAL = _of((DECODE,), Counter, "kv_received_bytes_total", "Payload of KV frames received.")
+RESERVE_SECONDS = _of(
+    (DECODE,),
+    Histogram,
+    "reserve_seconds",
+    "From a room's arrival until its pages are reserved and rank 0 is asked.",
+    buckets=_FIRST_TOKEN_SECONDS,
+)
+TRANSFER_TAIL_SECONDS = _of(
+    (DECODE,),
+    Histogram,
+    "transfer_tail_seconds",
+    "From a room's first token until the last of its KV is here: what the transfer costs after the last compute.",
+    buckets=_FIRST_TOKEN_SECONDS,
+)
 FRAMES_TOTAL = _of(
     (DECODE,),
     Counter,
     "frames_total",
-    "KV frames received: written, repeated, late or refused.",
+    "Frames received: written, repeated, late (no such room), foreign (another pairing), or corrupt (checksum, shape).",
     labelnames=("outcome",),
 )
 DECODE_STEP_SECONDS = _of(
-    (DECODE,), Histogram, "decode_step_seconds", "Time of one decode step.", buckets=_FAST_SECONDS
+    (DECODE,), Histogram, "decode_step_seconds", "Time of one decode step.", buckets=_STEP_SECONDS
 )
 DECODE_BATCH_ROOMS = _of((DECODE,), Gauge, "decode_batch_rooms", "Rooms in the last decode step.")
 DECODE_TOKENS_TOTAL = _of((DECODE,), Counter, "decode_tokens_total", "Tokens decoded.")
@@ -122,19 +186,43 @@ ATTEMPTS_TOTAL = _of((GATEWAY,), Counter, "attempts_total", "Rooms given to requ
 ATTEMPTS_FAILED_TOTAL = _of(
     (GATEWAY,), Counter, "attempts_failed_total", "Rooms lost or refused, by why.", labelnames=("reason",)
 )
+REQUEST_SECONDS = _of(
+    (GATEWAY,), Histogram, "request_seconds", "Arrival until the last token was written.", buckets=_REQUEST_SECONDS
+)
 TIME_TO_FIRST_TOKEN_SECONDS = _of(
-    (GATEWAY,), Histogram, "time_to_first_token_seconds", "Arrival until the first token.", buckets=_SLOW_SECONDS
+    (GATEWAY,),
+    Histogram,
+    "time_to_first_token_seconds",
+    "Arrival until the first token.",
+    buckets=_FIRST_TOKEN_SECONDS,
+)
+TIME_TO_FIRST_TOKEN_PART_SECONDS = _of(
+    (GATEWAY,),
+    Histogram,
+    "time_to_first_token_part_seconds",
+    "The time to the first token by its parts along the critical path; of one request they add up to it.",
+    labelnames=("part",),
+    buckets=_FIRST_TOKEN_SECONDS,
 )
 TOKEN_GAP_SECONDS = _of(
-    (GATEWAY,), Histogram, "token_gap_seconds", "Between two tokens of a request.", buckets=_FAST_SECONDS
+    (GATEWAY,), Histogram, "token_gap_seconds", "Between two tokens of a request.", buckets=_TOKEN_GAP_SECONDS
 )
+PROMPT_TOKENS = _of((GATEWAY,), Histogram, "prompt_tokens", "Tokens of the prompt of a request.", buckets=_TOKENS)
+OUTPUT_TOKENS = _of((GATEWAY,), Histogram, "output_tokens", "Tokens answered to a request.", buckets=_TOKENS)
 
 # Bootstrap.
 TERM = _of((BOOTSTRAP,), Gauge, "term", "This registry's term.")
 LEASES = _of((BOOTSTRAP,), Gauge, "leases", "Leases that run.", labelnames=("role",))
 PIPELINES_WHOLE = _of((BOOTSTRAP,), Gauge, "pipelines_whole", "Pipelines that serve.")
 ROOMS_MINTED_TOTAL = _of((BOOTSTRAP,), Counter, "rooms_minted_total", "Rooms minted.")
-ASSIGN_SECONDS = _of((BOOTSTRAP,), Histogram, "assign_seconds", "Time AssignRoom took.", buckets=_SLOW_SECONDS)
+GENERATIONS_MINTED_TOTAL = _of((BOOTSTRAP,), Counter, "generations_minted_total", "Generations minted.")
+ASSIGN_SECONDS = _of(
+    (BOOTSTRAP,),
+    Histogram,
+    "assign_seconds",
+    "Time AssignRoom took, waits for a pair included.",
+    buckets=_FIRST_TOKEN_SECONDS,
+)
 ROOM_REQUESTS_HELD = _of((BOOTSTRAP,), Gauge, "room_requests_held", "Calls of AssignRoom that wait for a pair.")
 LEASES_ENDED_TOTAL = _of((BOOTSTRAP,), Counter, "leases_ended_total", "Leases ended.", labelnames=("reason",))
 UNKNOWN_MESSAGES_TOTAL = _of(
