@@ -154,6 +154,13 @@ class DecoderRooms:
         """Pages that no room holds."""
         return self._pages.free
 
+    @property
+    def pages_by_state(self) -> dict[str, int]:
+        """The whole pool: free, receiving (KV comes in) and running (complete) pages."""
+        running = sum(len(r.pages) for r in self._rooms.values() if r.state is RoomState.RUNNING)
+        held = self.limits.num_pages - self.free_pages
+        return {"free": self.free_pages, "receiving": held - running, "running": running}
+
     def open(self, room: RoomId, generation: Generation, *, prompt_len: int, max_output_len: int) -> list[Action]:
         """A room arrives. Pages for prompt and output are reserved whole, now or when its turn comes.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from kvmesh.rpc.status import is_expected, to_status
+from kvmesh.rpc.status import is_expected, to_status, told
 from kvmesh.telemetry import logs, metrics
 
 log = logs.get(__name__)
@@ -94,8 +94,8 @@ async def _abort(name: str, error: Exception, context: grpc.aio.ServicerContext[
     if isinstance(error, grpc.aio.InternalError) or (isinstance(error, grpc.aio.UsageError) and context.done()):
         log.debug("%s: the client left while it was written to", name)
         raise asyncio.CancelledError from error  # what gRPC would have raised a moment later
-    status = to_status(error)
     if not is_expected(error):
         log.error("%s failed", name, exc_info=error)
-    metrics.RPC_ERRORS_TOTAL.labels(method=name, code=status.code.name).inc()
-    await context.abort_with_status(status)
+    known = told(error)
+    metrics.RPC_ERRORS_TOTAL.labels(method=name, code=known.code, reason=known.reason).inc()
+    await context.abort_with_status(to_status(known))

@@ -10,6 +10,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_bef
 from tenacity.wait import wait_base, wait_random_exponential
 
 from kvmesh.errors import InvalidInput, KvmeshError, Misfit
+from kvmesh.telemetry import metrics
 
 FIRST_WAIT_SECONDS = 0.05
 """Upper edge of the first pause: above a round trip, below what a person notices."""
@@ -55,4 +56,9 @@ def reconnect_policy(may_reopen: Callable[[BaseException], bool] = is_transient)
     Args:
         may_reopen: whether to go on after this error.
     """
-    return AsyncRetrying(retry=retry_if_exception(may_reopen), wait=_Pause(), reraise=True)
+    return AsyncRetrying(
+        retry=retry_if_exception(may_reopen),
+        wait=_Pause(),
+        before_sleep=lambda _: metrics.RECONNECTS_TOTAL.inc(),
+        reraise=True,
+    )

@@ -64,13 +64,17 @@ def is_expected(error: BaseException) -> bool:
     return _expected(error) is not None
 
 
-def to_status(error: BaseException) -> grpc.Status:
-    """The rich status of an error.
+def told(error: BaseException) -> KvmeshError:
+    """What a caller is told of an error.
 
     Args:
         error: a KvmeshError, a group of nothing else (its first counts), or a bug (INTERNAL, its text withheld).
     """
-    known = _expected(error) or Internal("internal error; the service's log has the traceback")
+    return _expected(error) or Internal("internal error; the service's log has the traceback")
+
+
+def to_status(known: KvmeshError) -> grpc.Status:
+    """The rich status of an error."""
     details: list[Message] = [
         error_details_pb2.ErrorInfo(domain=DOMAIN, reason=known.reason, metadata={"retry": known.retry.value})
     ]

@@ -5,6 +5,7 @@ state, a reason, a method; never a room, an address or text.
 """
 
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import TypeVar
 
 from prometheus_client import (
@@ -54,6 +55,7 @@ def _of(services: Sequence[str], make: Callable[..., _Metric], name: str, text: 
 
 def page_of(service: str) -> CollectorRegistry:
     """What the page of a service shows: its metrics, and the process's own. An unknown service shows every metric."""
+    BUILD_INFO.labels(version=version("kvmesh")).set(1)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -76,7 +78,9 @@ RPC_ERRORS_TOTAL = _of(
     "Calls answered with an error, by the reason that the caller was told. ABORTED: fenced.",
     labelnames=("method", "code", "reason"),
 )
-RECONNECTS_TOTAL = _of(EVERY, Counter, "reconnects_total", "Leases, watches and pairings tried again after a loss.")
+RECONNECTS_TOTAL = _of(
+    EVERY, Counter, "reconnects_total", "Leases, watches, pairings and registry calls tried again after a loss."
+)
 
 # Members that hold KV.
 PAGES = _of(

@@ -69,6 +69,7 @@ class Driver:
         self._asking: dict[RequestId, asyncio.Future[Grant | Deny]] = {}
         self._news = asyncio.Event()
         self._ticked_at = monotonic()
+        self._generations_shown = 0
 
     def carry_out(self, actions: list[Action]) -> None:
         """Does what the core asked for, in order, and wakes those who wait for a change."""
@@ -172,3 +173,6 @@ class Driver:
         metrics.LEASES.labels(role="decoder").set(len(leases) - stages)
         metrics.PIPELINES_WHOLE.set(len(self.registry.mesh.whole().pipelines))
         metrics.ROOM_REQUESTS_HELD.set(self.registry.num_held)
+        minted = self.registry.mesh.mint.generations
+        metrics.GENERATIONS_MINTED_TOTAL.inc(minted - self._generations_shown)
+        self._generations_shown = minted

@@ -128,5 +128,6 @@ class Pairings:
     def _stands(self, pairing: PairingStreams) -> None:
         self._book.stands(pairing.generation, pairing.number)
         self._streams[pairing.generation] = pairing
+        metrics.PAIRINGS_TOTAL.inc()
         metrics.PAIRINGS_STANDING.set(len(self.standing))
         self._changed()

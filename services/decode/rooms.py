@@ -117,6 +117,7 @@ class Rooms:
         live = self._live.get(report.room)
         if live is not None:
             live.times.complete = report.complete_at
+            metrics.TRANSFER_TAIL_SECONDS.observe(max(0.0, report.complete_at - live.times.first_token))
         self._tell(report.room, RoomEvent.COMPLETE)
 
     def drew(self, report: TokenDrawn) -> None:
@@ -189,9 +190,10 @@ class Rooms:
     def show(self) -> None:
         """Sets the gauges."""
         books = self.books
-        metrics.PAGES.set(books.limits.num_pages)
-        metrics.PAGES_FREE.set(books.free_pages)
+        for state, num_pages in books.pages_by_state.items():
+            metrics.PAGES.labels(state=state).set(num_pages)
         metrics.ROOMS_OPEN.set(len(books.states))
+        metrics.ROOMS_RUNNING.set(books.running_rooms)
         metrics.ROOMS_WAITING.set(books.waiting_rooms)
 
     def _admit(self, live: LiveRoom, action: Action) -> None:
@@ -213,6 +215,7 @@ class Rooms:
             )
         )
         live.times.admit_sent = monotonic()
+        metrics.RESERVE_SECONDS.observe(live.times.admit_sent - live.times.arrived)
         live.pairing.send(
             prefill_pb2.ControlRequest(
                 admit=prefill_pb2.Admit(

@@ -8,6 +8,7 @@ from time import monotonic
 
 from google.protobuf.duration_pb2 import Duration
 
+from kvmesh.protocol.ids import short
 from kvmesh.telemetry import metrics
 from kvmesh.text.detokenizer import IncrementalDetokenizer
 from kvmesh.text.stops import StopStrings
@@ -41,7 +42,13 @@ class Answer:
         self._text = TextOut(tokenizer, plan.stops, continues=plan.continues)
         self._arrived = arrived
         self._first_at = self._latest_at = 0.0
+        self._parts: dict[str, int] = {}
         self._index = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sent so far."""
+        return self._index
 
     async def deliver(self, tokens: Sequence[int]) -> None:
         """Sends new tokens and the text they complete; with the last token everything that belongs to the end."""
@@ -58,15 +65,26 @@ class Answer:
             self._close(response)
         response.text = text
         await self._write(response)
+        if self._progress.is_finished:
+            metrics.REQUEST_SECONDS.observe(monotonic() - self._arrived, self._exemplar)
 
     def _clock(self, num_tokens: int) -> None:
         now = monotonic()
         if not self._first_at:
             self._first_at = now
-            metrics.TIME_TO_FIRST_TOKEN_SECONDS.observe(now - self._arrived)
+            self._parts = parts(self._progress, now - self._arrived)
+            metrics.TIME_TO_FIRST_TOKEN_SECONDS.observe(now - self._arrived, self._exemplar)
+            for part, nanoseconds in self._parts.items():
+                metrics.TIME_TO_FIRST_TOKEN_PART_SECONDS.labels(part=part).observe(nanoseconds / 1e9)
         else:
             metrics.TOKEN_GAP_SECONDS.observe((now - self._latest_at) / num_tokens)
         self._latest_at = now
+
+    @property
+    def _exemplar(self) -> dict[str, str] | None:
+        """Ties a slow request to its room."""
+        room = self._progress.room
+        return {"room": short(room)} if room is not None else None
 
     def _flush(self) -> str:
         text, stopped = self._text.flush()
@@ -77,8 +95,7 @@ class Answer:
     def _close(self, response: pb.GenerateResponse) -> None:
         response.finish_reason = self._progress.finish_reason
         response.usage.prompt_tokens, response.usage.output_tokens = len(self._plan.prompt), self._index
-        to_first, decode = self._first_at - self._arrived, self._latest_at - self._first_at
-        response.timing.CopyFrom(timing(self._progress, to_first, decode))
+        response.timing.CopyFrom(timing(self._progress, self._parts, self._latest_at - self._first_at))
 
 
 class TextOut:
@@ -104,16 +121,20 @@ class TextOut:
         return (piece, True) if stopped else (piece + self._stops.flush(), False)
 
 
-def timing(progress: Progress, to_first_seconds: float, decode_seconds: float) -> Timing:
-    """Where the time went. The parts add up to the time to the first token: `other` is what no part names."""
-    whole = _nanoseconds(to_first_seconds)
-    parts = {"assign": _nanoseconds(progress.assign_seconds)}
+def parts(progress: Progress, to_first_seconds: float) -> dict[str, int]:
+    """Where the time to the first token went, in nanoseconds by part. They add up to it: `other` is what no part names."""
+    split = {"assign": _nanoseconds(progress.assign_seconds)}
     if progress.timing is not None:
-        parts |= {name: getattr(progress.timing, name).ToNanoseconds() for name in _ROOM_PARTS}
-    parts["other"] = max(0, whole - sum(parts.values()))
-    parts |= {"time_to_first_token": whole, "decode": _nanoseconds(decode_seconds)}
+        split |= {name: getattr(progress.timing, name).ToNanoseconds() for name in _ROOM_PARTS}
+    split["other"] = max(0, _nanoseconds(to_first_seconds) - sum(split.values()))
+    return split
+
+
+def timing(progress: Progress, split: dict[str, int], decode_seconds: float) -> Timing:
+    """What the client is told of the time: the parts, their sum, and the rest of the answer."""
     told = Timing(attempts=progress.request.attempts, failed_attempts=progress.request.failures)
-    for name, nanoseconds in parts.items():
+    whole = {"time_to_first_token": sum(split.values()), "decode": _nanoseconds(decode_seconds)}
+    for name, nanoseconds in (split | whole).items():
         getattr(told, name).CopyFrom(_duration(nanoseconds))
     return told
 

@@ -12,7 +12,7 @@ from time import monotonic
 import grpc
 
 from kvmesh.errors import DeadlineExceeded, Full, KvmeshError, Retry, Unavailable
-from kvmesh.protocol.ids import Generation, Incarnation, short
+from kvmesh.protocol.ids import Generation, Incarnation, RoomId, short
 from kvmesh.protocol.request import Request
 from kvmesh.rpc.retry import reconnect_policy, room_policy
 from kvmesh.rpc.status import peer_errors
@@ -38,6 +38,8 @@ class Progress:
     """A request on its way: its books, why it finished, and where the time of its first token went."""
 
     request: Request
+    room: RoomId | None = None
+    """The latest it was given."""
     finish_reason: FinishReason.ValueType = FINISH_REASON_UNSPECIFIED
     assign_seconds: float = 0.0
     """Of the attempt that brought the first token."""
@@ -128,6 +130,7 @@ class Attempts:
         policy = reconnect_policy(may_ask_again)
         assignment: RoomAssignment = await policy(self._ask_registry, plan, progress, deadline)
         request.begin_attempt(Generation(assignment.generation), Incarnation(assignment.decoder.incarnation))
+        progress.room = RoomId(assignment.room)
         metrics.ATTEMPTS_TOTAL.inc()
         if not request.output:
             progress.assign_seconds = monotonic() - asked

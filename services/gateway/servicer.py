@@ -102,7 +102,11 @@ class InferenceServicer(InferenceServiceServicer):
         plan = await asyncio.to_thread(self._validator.plan, request, limits)
         progress = Progress(Request(plan.max_output_len, self._max_attempts, failures=failures))
         answer = Answer(plan, progress, self._tokenizer, context.write, arrived)
-        await self._attempts.run(plan, progress, answer.deliver, deadline)
+        metrics.PROMPT_TOKENS.observe(len(plan.prompt))
+        try:
+            await self._attempts.run(plan, progress, answer.deliver, deadline)
+        finally:
+            metrics.OUTPUT_TOKENS.observe(answer.num_tokens)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -30,7 +30,9 @@ DRAINED = "draining"
 class Generation:
     """A stage's part in one generation."""
 
-    def __init__(self, number: GenerationId, *, rank: int, pp_size: int, shard: Shard, worker: StageWorker) -> None:
+    def __init__(
+        self, number: GenerationId, *, rank: int, pp_size: int, num_pages: int, shard: Shard, worker: StageWorker
+    ) -> None:
         """Begins the generation at the worker: an empty log, an empty page table."""
         self.number = number
         self.rank, self.pp_size = rank, pp_size
@@ -49,7 +51,7 @@ class Generation:
         self.num_written = 0
         """Steps that rank 0 had written, as far as is known here."""
         self.num_rooms = 0
-        self._shard = shard
+        self._shard, self._num_pages = shard, num_pages
         self._worker = worker
         worker.post(BeginGeneration(number))
         metrics.GENERATIONS_TOTAL.inc()
@@ -111,7 +113,8 @@ class Generation:
         metrics.PREFILL_TOKENS_TOTAL.inc(done.step.num_tokens)
         self.num_rooms = done.num_rooms
         metrics.ROOMS_OPEN.set(done.num_rooms)
-        metrics.PAGES_FREE.set(done.free_pages)
+        metrics.ROOMS_RUNNING.set(done.num_rooms)
+        show_pages(done.free_pages, self._num_pages)
         for first in done.sampled:
             link = self.links.get(first.key)
             if link is not None:  # no link: computed and discarded, which is no fault
@@ -238,12 +241,21 @@ class Generation:
         metrics.LOG_AGE_SECONDS.set(self.age_seconds() or 0.0)
 
 
+def show_pages(free_pages: int, num_pages: int) -> None:
+    """Sets the gauges of the pool."""
+    metrics.PAGES.labels(state="free").set(free_pages)
+    metrics.PAGES.labels(state="held").set(num_pages - free_pages)
+
+
 def show_no_generation(num_pages: int) -> None:
     """Sets the gauges of a stage that is part of no generation."""
-    metrics.PAGES_FREE.set(num_pages)
+    show_pages(num_pages, num_pages)
     for gauge in (
         metrics.ROOMS_OPEN,
         metrics.ROOMS_WAITING,
+        metrics.ROOMS_RUNNING,
+        metrics.QUEUED_PREFILL_TOKENS,
+        metrics.QUEUED_PREFILL_SECONDS,
         metrics.STEPS_IN_FLIGHT,
         metrics.LOG_STEPS_RECEIVED,
         metrics.LOG_STEPS_APPLIED,

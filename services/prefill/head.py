@@ -14,6 +14,7 @@ from kvmesh.protocol.steps import RoomAdmitted, RoomDone, Step
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.generation import DRAINED, Generation
+from services.prefill.rate import PrefillRate
 from services.prefill.wire import sampling_from
 
 log = logs.get(__name__)
@@ -28,6 +29,7 @@ class Head:
         self._vocab_size = vocab_size
         self._prompts: dict[RoomId, Sequence[int]] = {}
         self._pump_due = False
+        self._rate = PrefillRate()
         generation.on_applied = self._applied
         generation.on_applied_here = self._applied_here
         generation.on_draining = self.drain
@@ -109,17 +111,26 @@ class Head:
             return
         while (step := self.scheduler.next_step(monotonic())) is not None:
             self._launch(step)
-        metrics.ROOMS_WAITING.set(self.scheduler.waiting_rooms)
-        metrics.STEPS_IN_FLIGHT.set(self.scheduler.steps_in_flight)
+        self._show()
         if self.scheduler.draining and self.scheduler.idle:
             self.generation.end(Unavailable("the pipeline drained", reason=DRAINED))
 
+    def _show(self) -> None:
+        queued = self.scheduler.queued_tokens + self._rate.tokens_in_flight
+        metrics.ROOMS_WAITING.set(self.scheduler.waiting_rooms)
+        metrics.STEPS_IN_FLIGHT.set(self.scheduler.steps_in_flight)
+        metrics.QUEUED_PREFILL_TOKENS.set(queued)
+        metrics.QUEUED_PREFILL_SECONDS.set(queued * self._rate.seconds_per_token)
+
     def _launch(self, step: Step) -> None:
+        self._rate.written(step, monotonic())
         tokens: list[int] = []
         for work in step.work:
             tokens.extend(self._prompts[work.room][work.begin : work.end])
         for entry in step.entries:
-            if not isinstance(entry, RoomAdmitted):
+            if isinstance(entry, RoomAdmitted):
+                metrics.ADMISSION_SECONDS.observe(entry.queued_seconds)
+            else:
                 metrics.ROOMS_ENDED_TOTAL.labels(reason="done" if isinstance(entry, RoomDone) else "dropped").inc()
         self._forget([e.room for e in step.entries if not isinstance(e, RoomAdmitted)])
         self.generation.run(step, tokens=tokens)
@@ -131,6 +142,7 @@ class Head:
     def _applied(self, number: StepNumber) -> None:
         try:
             self.scheduler.applied(number)
+            self._rate.applied(number, monotonic())
         except KvmeshError as error:
             self.generation.end(error)
         self._due()

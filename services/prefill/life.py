@@ -191,7 +191,14 @@ class LiveStage:
 
     def _make(self, number: GenerationId) -> Generation:
         own = self.identity
-        self.generation = Generation(number, rank=own.rank, pp_size=own.pp_size, shard=own.shard, worker=self._worker)
+        self.generation = Generation(
+            number,
+            rank=own.rank,
+            pp_size=own.pp_size,
+            num_pages=own.limits.num_pages,
+            shard=own.shard,
+            worker=self._worker,
+        )
         self._begun.set()
         return self.generation
 

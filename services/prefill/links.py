@@ -47,11 +47,15 @@ class LinkSender:
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()  # bounded by the window, and one record a room
         self._asked = 0
         self._moved_at = monotonic()
+        self._busy_since: float | None = None
+        """Since when the link has had something to send, or since its last message; None while it has nothing."""
 
     # From the generation.
 
     def computed(self, span: Computed) -> None:
         """Tokens of a room lie in their pages now."""
+        if self._busy_since is None:
+            self._busy_since = monotonic()
         for piece in plan_frames(self._shard, span.begin, span.end):
             self._pending.append((span.room, piece))
         self._ask()
@@ -90,6 +94,12 @@ class LinkSender:
         """The next message to write; called again once that one is written."""
         self._moved_at = monotonic()
         return await self._outbox.get()
+
+    def written(self) -> float:
+        """The last message was written. Returns the seconds it took, from the moment there was something to send."""
+        now, since = monotonic(), self._busy_since
+        self._busy_since = now if self._pending or self._asked or not self._outbox.empty() else None
+        return now - since if since is not None else 0.0
 
     def check_progress(self, now: float, limit_seconds: float) -> None:
         """Cuts the link when it has something to send and nothing moved for the limit."""

@@ -262,6 +262,7 @@ async def _write_frames(context: RawContext, link: LinkSender) -> None:
         message = await link.next_message()
         await context.write(message)
         metrics.KV_SENT_BYTES_TOTAL.inc(len(message) - HEADER_BYTES)
+        metrics.KV_SEND_SECONDS_TOTAL.inc(link.written())
 
 
 async def _raise_when_cut(link: LinkSender) -> None:

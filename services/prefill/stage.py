@@ -19,6 +19,7 @@ from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
+from services.prefill.generation import show_no_generation
 from services.prefill.life import LiveStage, StageIdentity
 from services.prefill.registration import StageLease
 from services.prefill.servicer import PrefillServicer
@@ -55,8 +56,9 @@ class PrefillStage:
             BadConfig: the registry finds its registration malformed.
         """
         life.watch_progress("worker", self._worker.age_seconds, limit_seconds=60.0)
-        metrics.PAGES.set(self._identity.limits.num_pages)
-        metrics.PAGES_FREE.set(self._identity.limits.num_pages)
+        own = self._identity
+        metrics.STAGE_INFO.labels(pipeline=own.pipeline, rank=own.rank, pp_size=own.pp_size).set(1)
+        show_no_generation(own.limits.num_pages)
         self._worker.start()
         try:
             await race(self._lives(life), self._leave(life))

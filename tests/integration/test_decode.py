@@ -154,7 +154,7 @@ async def test_a_pipeline_that_sends_nothing_shows_in_the_metrics(decoder: Decod
             call.cancel()
         await mesh.pipeline.hear("drop", PLACES)
         now = await metrics_of(decoder)
-        assert (now["kvmesh_rooms_open"], now["kvmesh_pages_free"]) == (0, NUM_PAGES)
+        assert (now["kvmesh_rooms_open"], now['kvmesh_pages{state="free"}']) == (0, NUM_PAGES)
 
 
 async def test_whoever_waits_for_a_place_shows_in_the_metrics_and_leaves_them_again(decoder: Decoder) -> None:

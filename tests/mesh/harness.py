@@ -192,8 +192,8 @@ class Mesh:
             return []
         page, service = await self.metrics(name), child.spec.module.rpartition(".")[2]
         busy = [f"{name}: {key} is {page[key]:g}" for key, value in IDLE[service].items() if page[key] != value]
-        if page.get("kvmesh_pages") != page.get("kvmesh_pages_free"):
-            busy.append(f"{name}: {page['kvmesh_pages_free']:g} of {page['kvmesh_pages']:g} pages are free")
+        held = {key: num for key, num in page.items() if key.startswith("kvmesh_pages{") and num and "free" not in key}
+        busy += [f"{name}: {key} is {num:g}" for key, num in held.items()]
         return busy
 
     def _ends_of_logs(self) -> str:

@@ -42,6 +42,18 @@ def test_a_room_runs_from_admit_to_release() -> None:
     assert not decoder.states
 
 
+def test_every_page_is_counted_once_by_what_it_is_for() -> None:
+    decoder = rooms()
+    arrive(decoder, 1)
+    arrive(decoder, 2, prompt=5)
+    assert decoder.pages_by_state == {"free": 3, "receiving": 5, "running": 0}
+    decoder.tell(RoomId(2), RoomEvent.COMPLETE)
+    assert decoder.pages_by_state == {"free": 3, "receiving": 2, "running": 3}
+    for room in (1, 2):
+        decoder.tell(RoomId(room), RoomEvent.CANCELLED)
+    assert decoder.pages_by_state == {"free": 8, "receiving": 0, "running": 0}
+
+
 def test_a_room_that_ends_before_its_kv_is_complete_ends_with_drop() -> None:
     decoder = rooms()
     arrive(decoder, 1)

@@ -76,6 +76,24 @@ async def test_a_frame_whose_room_ended_gives_its_credit_back() -> None:
     assert len(worker.asked) == 2
 
 
+async def test_the_time_a_link_was_busy_begins_with_its_work_and_ends_with_the_last_message() -> None:
+    worker = Worker()
+    sender = link(worker, window_bytes=1)
+    assert sender.written() == 0, "nothing to send took no time"
+    sender.computed(computed())
+    spent = []
+    for asked in iter(lambda: worker.asked.pop() if worker.asked else None, None):
+        await asyncio.sleep(0.01)
+        sender.copied(FrameCopied(asked, b"frame"))
+        sender.credit(size(asked))
+        await sender.next_message()
+        spent.append(sender.written())
+    assert len(spent) > 1
+    assert all(seconds > 0.009 for seconds in spent), "each wait counts, once"
+    await asyncio.sleep(0.01)
+    assert sender.written() == 0, "idle time does not count"
+
+
 async def test_messages_leave_in_the_order_they_became_ready() -> None:
     worker = Worker()
     sender = link(worker)

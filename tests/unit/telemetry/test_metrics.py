@@ -42,23 +42,24 @@ def test_every_histogram_names_its_unit(constant: str) -> None:
 
 def test_no_label_is_unbounded() -> None:
     labels = {label for m in METRICS.values() for label in m._labelnames}
-    assert labels <= {"method", "code", "reason", "outcome", "role"}
+    about_the_process = {"version", "pipeline", "rank", "pp_size"}
+    assert labels <= {"method", "code", "reason", "outcome", "role", "state", "part"} | about_the_process
 
 
 @pytest.mark.parametrize("service", metrics.EVERY)
 def test_a_service_shows_its_own_metrics_and_those_of_all(service: str) -> None:
     assert {"kvmesh_ready", "kvmesh_live"} <= shown(service)
     assert ("kvmesh_term" in shown(service)) == (service == "bootstrap")
-    assert ("kvmesh_pages_free" in shown(service)) == (service in ("prefill", "decode"))
+    assert ("kvmesh_pages" in shown(service)) == (service in ("prefill", "decode"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_the_page_is_served_and_its_port_is_closed_at_the_end(host: str) -> None:
     async with MetricsPage("decode", host, 0) as page:
-        metrics.PAGES_FREE.set(17)
+        metrics.PAGES.labels(state="free").set(17)
         name = f"[{host}]" if ":" in host else host
         url = f"http://{name}:{page.address[1]}/metrics"
-        assert "kvmesh_pages_free 17.0" in await asyncio.to_thread(read_page, url)
+        assert 'kvmesh_pages{state="free"} 17.0' in await asyncio.to_thread(read_page, url)
     with pytest.raises(OSError):
         await asyncio.to_thread(read_page, url)
 
@@ -66,6 +67,6 @@ async def test_the_page_is_served_and_its_port_is_closed_at_the_end(host: str) -
 def test_a_duration_that_varies_is_a_histogram() -> None:
     """F-O7: a gauge shows how late or how old something is now; what each request took has a distribution."""
     durations = {name for name in METRICS if name.endswith("_SECONDS")}
-    now = {"LOOP_LAG_SECONDS", "LOG_AGE_SECONDS"}
+    now = {"LOOP_LAG_SECONDS", "LOG_AGE_SECONDS", "QUEUED_PREFILL_SECONDS"}
     assert {name for name in durations - now if not isinstance(METRICS[name], Histogram)} == set()
     assert len(durations - now) >= 5
