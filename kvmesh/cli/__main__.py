@@ -1,11 +1,11 @@
-"""`kvmesh up | chat | status`: reads the command line and runs one command."""
+"""`kvmesh up | chat | status | trace`: reads the command line and runs one command."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from kvmesh.cli import chat, status, up
+from kvmesh.cli import chat, status, trace, up
 from kvmesh.errors import BadConfig, KvmeshError
 from kvmesh.settings import BAD_CONFIG_EXIT
 
@@ -28,10 +28,11 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kvmesh", description="A mesh of services that serves a language model.")
-    commands = parser.add_subparsers(required=True, metavar="up | chat | status")
+    commands = parser.add_subparsers(required=True, metavar="up | chat | status | trace")
     up.add_to(commands, Path(os.environ.get("KVMESH_CACHE_DIR", _DEFAULT_CACHE)).expanduser())
     chat.add_to(commands)
     status.add_to(commands)
+    trace.add_to(commands)
     return parser
 
 

@@ -34,10 +34,10 @@ async def tell(pieces: AsyncIterator[Piece], write: Callable[[str], None]) -> En
 
 
 def in_short(end: End) -> str:
-    """One line: tokens, time to the first, rate."""
+    """One line: tokens, time to the first, rate, and what to name to `kvmesh trace`."""
     rate = f", {end.decode_tokens_per_second:.1f} tokens/s" if end.output_tokens > 1 else ""
     cut = ", cut at the limit" if end.finish_reason == "length" else ""
-    return f"{end.output_tokens} tokens, the first after {end.time_to_first_token_seconds:.2f} s{rate}{cut}"
+    return f"{end.output_tokens} tokens, the first after {end.time_to_first_token_seconds:.2f} s{rate}{cut}, room {end.room}"
 
 
 def time_split(end: End) -> Table:
@@ -51,7 +51,7 @@ def time_split(end: End) -> Table:
     table.add_section()
     table.add_row("total", _ms(end.time_to_first_token_seconds), f"{end.prompt_tokens} prompt tokens")
     rate = f"{end.output_tokens} tokens, {end.decode_tokens_per_second:.1f} tokens/s"
-    table.add_row("decode", _ms(end.decode_seconds), rate)
+    table.add_row("decode", _ms(end.decode_seconds), f"{rate}; room {end.room}")
     return table
 
 

@@ -177,6 +177,7 @@ class _Up:
     def _show_use(self) -> None:
         self._console.print(f"\n  kvmesh chat --gateway {self._mesh.gateway}")
         self._console.print(f"  kvmesh status --bootstrap {self._mesh.registry}")
+        self._console.print(f"  kvmesh trace --gateway {self._mesh.gateway} --bootstrap {self._mesh.registry} ROOM")
         self._console.print(f"  logs: {self._mesh.logs}\n\nCtrl-C ends the mesh.")
 
     def _restarted(self, child: Child, died: ChildDied) -> None:

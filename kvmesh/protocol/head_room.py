@@ -70,6 +70,7 @@ class HeadRoom:
     sampling: Sampling
     output_index: int
     arrived: float
+    trace: str = ""
     state: RoomState = RoomState.WAITING
     pages: tuple[PageId, ...] = ()
     scheduled_len: int = 0

@@ -154,6 +154,7 @@ class Scheduler:
         now: float,
         sampling: Sampling | None = None,
         output_index: int = 0,
+        trace: str = "",
     ) -> None:
         """A decoder asks for a room. Queued until its turn and its pages come.
 
@@ -167,7 +168,9 @@ class Scheduler:
         error = self._objection(key, room, prompt_len, cached_len)
         if error is not None:
             raise error
-        self._rooms[room] = HeadRoom(room, key, prompt_len, cached_len, sampling or Sampling(), output_index, now)
+        self._rooms[room] = HeadRoom(
+            room, key, prompt_len, cached_len, sampling or Sampling(), output_index, now, trace
+        )
         self._queues[key].waiting.append(room)
 
     def _objection(self, key: PairingKey, room: RoomId, prompt_len: int, cached_len: int) -> KvmeshError | None:
@@ -288,6 +291,7 @@ class Scheduler:
             room.sampling,
             room.output_index,
             queued_seconds=max(0.0, now - room.arrived),
+            trace=room.trace,
         )
 
     def _chunks(self) -> list[Work]:

@@ -37,6 +37,8 @@ class RoomAdmitted:
     sampling: Sampling = Sampling()
     output_index: int = 0
     queued_seconds: float = 0.0
+    trace: str = ""
+    """The room's W3C traceparent: carried for the eyes, like the sampling not part of the digest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,12 @@ from kvmesh.rpc.address import Address, advertised, parse, why_not_bindable
 from kvmesh.rpc.channels import server_options
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import ErrorInterceptor
+from kvmesh.rpc.trace import SERVICE as TRACE_SERVICE
+from kvmesh.rpc.trace import TraceServicer
 from kvmesh.settings import BAD_CONFIG_EXIT, setting
-from kvmesh.telemetry import logs
+from kvmesh.telemetry import logs, otlp
 from kvmesh.telemetry.page import MetricsPage
+from kvmesh.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 
 log = logs.get(__name__)
 
@@ -159,6 +162,11 @@ def main(name: str, settings: ServeSettings, make: Callable[[Life], Service]) ->
 
 async def _serve(name: str, settings: ServeSettings, make: Callable[[Life], Service]) -> int:
     life = Life(settings)
+    with otlp.exporting(name):
+        return await _serve_life(life, name, settings, make)
+
+
+async def _serve_life(life: Life, name: str, settings: ServeSettings, make: Callable[[Life], Service]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life._on_signal, number)
@@ -170,7 +178,8 @@ async def _serve(name: str, settings: ServeSettings, make: Callable[[Life], Serv
         page = await servers.enter_async_context(_metrics_page(name, settings))
         service = make(life)
         service.add_to(server)
-        reflection.enable_server_reflection([*service.names, reflection.SERVICE_NAME], server)
+        add_TraceServiceServicer_to_server(TraceServicer(), server)
+        reflection.enable_server_reflection([*service.names, TRACE_SERVICE, reflection.SERVICE_NAME], server)
         await life._health.start()
         servers.push_async_callback(life._health.stop)
         await server.start()

@@ -53,6 +53,11 @@ def identify(member: str) -> None:
     _process["member"] = member
 
 
+def process_name() -> str:
+    """This process, e.g. "prefill p0/1"."""
+    return " ".join(filter(None, _process.values()))
+
+
 def get(name: str) -> logging.Logger:
     """The logger of a module: `logs.get(__name__)`."""
     return logging.getLogger(name)

@@ -13,7 +13,7 @@ import grpc
 from kvmesh.errors import InvalidInput, Unavailable
 from kvmesh.protocol.ids import Generation
 from kvmesh.rpc.tasks import race
-from kvmesh.telemetry import logs, metrics
+from kvmesh.telemetry import logs, metrics, traces
 from kvmesh.v1 import bootstrap_pb2 as pb
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceServicer
 from services.bootstrap.driver import Driver, LeaseStream
@@ -150,8 +150,10 @@ class BootstrapServicer(BootstrapServiceServicer):
         hold, left = self._assign_wait_seconds, context.time_remaining()
         if left is not None:
             hold = min(hold, left - min(left / 10, MAX_ANSWER_SECONDS))
-        with metrics.ASSIGN_SECONDS.time():
+        span = traces.start("assign room", parent=traces.of_call(context.invocation_metadata()))
+        with metrics.ASSIGN_SECONDS.time(), span:
             grant = await self._driver.assign(room_from(request), hold)
+            span.room = grant.room
         return pb.AssignRoomResponse(assignment=assignment_to(grant))
 
     # The picture.

@@ -13,7 +13,7 @@ from kvmesh.errors import Full, KvmeshError, Unavailable
 from kvmesh.model.sampling import SamplingParams
 from kvmesh.protocol.ids import Generation, RoomId, short
 from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, Limits, RoomEvent, RoomState
-from kvmesh.telemetry import logs, metrics
+from kvmesh.telemetry import logs, metrics, traces
 from kvmesh.v1 import decode_pb2, prefill_pb2
 from kvmesh.v1.types_pb2 import FINISH_REASON_UNSPECIFIED, FinishReason
 from services.decode.links import PairingStreams
@@ -47,6 +47,7 @@ class LiveRoom:
 
     request: decode_pb2.GenerateRoomRequest
     pairing: PairingStreams
+    span: traces.Span
     times: RoomTimes
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason.ValueType = FINISH_REASON_UNSPECIFIED
@@ -57,6 +58,22 @@ class LiveRoom:
     def room(self) -> RoomId:
         """Its id."""
         return RoomId(self.request.assignment.room)
+
+    def trace(self, now: float) -> None:
+        """Tells the stops of the walk that this room went through, as parts of its span."""
+        times, finished = self.times, self.finish_reason != FINISH_REASON_UNSPECIFIED
+        stops = (
+            ("reserve", times.arrived, times.admit_sent),
+            ("receive", times.admit_sent, times.complete),
+            ("decode", times.complete, now if finished else 0.0),
+        )
+        for name, begun, ended in stops:
+            if begun:
+                self.span.child(name, begun=begun).end(
+                    "" if ended or finished else "the room ended", ended=ended or now
+                )
+        if finished:
+            self.span.end(ended=now)  # however its call ends: its reader may leave with the last token
 
     @property
     def prefill_tokens(self) -> list[int]:
@@ -78,13 +95,16 @@ class Rooms:
         self.empty = asyncio.Event()
         self.empty.set()
 
-    def open(self, request: decode_pb2.GenerateRoomRequest, pairing: PairingStreams, arrived: float) -> LiveRoom:
+    def open(self, request: decode_pb2.GenerateRoomRequest, pairing: PairingStreams, span: traces.Span) -> LiveRoom:
         """A room arrives for a standing pairing.
+
+        Args:
+            span: the room's, begun when it arrived.
 
         Raises:
             InvalidInput, DuplicateRoom, Full, Unavailable: see DecoderRooms.open.
         """
-        live = LiveRoom(request, pairing, RoomTimes(arrived))
+        live = LiveRoom(request, pairing, span, RoomTimes(span.begun))
         prompt_len = len(request.prompt) + len(request.output_so_far)
         actions = self.books.open(
             live.room,
@@ -101,6 +121,7 @@ class Rooms:
         """The call of a room ended, however: the room ends everywhere. Already ended: only forgotten."""
         self._tell(live.room, RoomEvent.CANCELLED)
         self._live.pop(live.room, None)
+        live.trace(monotonic())
         if not self._live:
             self.empty.set()
 
@@ -219,7 +240,12 @@ class Rooms:
         live.pairing.send(
             prefill_pb2.ControlRequest(
                 admit=prefill_pb2.Admit(
-                    room=live.room, tokens=tokens, cached_len=0, sampling=sampling, output_index=output_index
+                    room=live.room,
+                    tokens=tokens,
+                    cached_len=0,
+                    sampling=sampling,
+                    output_index=output_index,
+                    traceparent=live.span.traceparent,
                 )
             )
         )

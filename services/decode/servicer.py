@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from kvmesh.errors import Fenced, InvalidInput
 from kvmesh.protocol.fence import Fence
 from kvmesh.protocol.ids import Generation, RoomId
+from kvmesh.telemetry import traces
 from kvmesh.v1 import decode_pb2 as pb
 from kvmesh.v1.decode_pb2_grpc import DecodeServiceServicer
 from kvmesh.v1.types_pb2 import FINISH_REASON_UNSPECIFIED
@@ -28,18 +29,19 @@ class DecodeServicer(DecodeServiceServicer):
     async def GenerateRoom(  # noqa: N802
         self,
         request: pb.GenerateRoomRequest,
-        context: GenerateContext,  # noqa: ARG002
+        context: GenerateContext,
     ) -> AsyncIterator[pb.GenerateRoomResponse]:
         """Streams the room's tokens; see decode.proto for the errors."""
-        arrived = monotonic()
-        self._check(request)
-        pairing = self._pairings.require(Generation(request.assignment.generation))
-        live = self._rooms.open(request, pairing, arrived)
-        try:
-            async for response in _tokens(live):
-                yield response
-        finally:
-            self._rooms.close(live)
+        parent = traces.of_call(context.invocation_metadata())
+        with traces.start("room at decoder", parent=parent, room=request.assignment.room) as span:
+            self._check(request)
+            pairing = self._pairings.require(Generation(request.assignment.generation))
+            live = self._rooms.open(request, pairing, span)
+            try:
+                async for response in _tokens(live):
+                    yield response
+            finally:
+                self._rooms.close(live)
 
     def _check(self, request: pb.GenerateRoomRequest) -> None:
         """Raises:

@@ -45,6 +45,13 @@ class Answer:
         self._parts: dict[str, int] = {}
         self._index = 0
 
+    def close_span(self) -> None:
+        """The answer is over: what the client saw of it, from its first token on."""
+        if self._first_at:
+            span = self._progress.span.child("answer", begun=self._first_at)
+            span.attributes["tokens"] = self._index
+            span.end(ended=self._latest_at)
+
     @property
     def num_tokens(self) -> int:
         """Tokens sent so far."""
@@ -132,7 +139,9 @@ def parts(progress: Progress, to_first_seconds: float) -> dict[str, int]:
 
 def timing(progress: Progress, split: dict[str, int], decode_seconds: float) -> Timing:
     """What the client is told of the time: the parts, their sum, and the rest of the answer."""
-    told = Timing(attempts=progress.request.attempts, failed_attempts=progress.request.failures)
+    told = Timing(
+        attempts=progress.request.attempts, failed_attempts=progress.request.failures, room=progress.room or 0
+    )
     whole = {"time_to_first_token": sum(split.values()), "decode": _nanoseconds(decode_seconds)}
     for name, nanoseconds in (split | whole).items():
         getattr(told, name).CopyFrom(_duration(nanoseconds))

@@ -16,7 +16,7 @@ from kvmesh.protocol.ids import Generation, Incarnation, RoomId, short
 from kvmesh.protocol.request import Request
 from kvmesh.rpc.retry import reconnect_policy, room_policy
 from kvmesh.rpc.status import peer_errors
-from kvmesh.telemetry import logs, metrics
+from kvmesh.telemetry import logs, metrics, traces
 from kvmesh.v1 import bootstrap_pb2, decode_pb2
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
 from kvmesh.v1.decode_pb2_grpc import DecodeServiceStub
@@ -38,6 +38,8 @@ class Progress:
     """A request on its way: its books, why it finished, and where the time of its first token went."""
 
     request: Request
+    span: traces.Span
+    """Of the request."""
     room: RoomId | None = None
     """The latest it was given."""
     finish_reason: FinishReason.ValueType = FINISH_REASON_UNSPECIFIED
@@ -128,7 +130,9 @@ class Attempts:
             return replays or _is_away(error)
 
         policy = reconnect_policy(may_ask_again)
-        assignment: RoomAssignment = await policy(self._ask_registry, plan, progress, deadline)
+        with progress.span.child("assign") as span:
+            assignment: RoomAssignment = await policy(self._ask_registry, plan, progress, span, deadline)
+            span.room = progress.span.room = assignment.room
         request.begin_attempt(Generation(assignment.generation), Incarnation(assignment.decoder.incarnation))
         progress.room = RoomId(assignment.room)
         metrics.ATTEMPTS_TOTAL.inc()
@@ -136,7 +140,7 @@ class Attempts:
             progress.assign_seconds = monotonic() - asked
         return assignment
 
-    async def _ask_registry(self, plan: Plan, progress: Progress, deadline: float) -> RoomAssignment:
+    async def _ask_registry(self, plan: Plan, progress: Progress, span: traces.Span, deadline: float) -> RoomAssignment:
         request = bootstrap_pb2.AssignRoomRequest(
             model=self._model,
             prompt_len=len(plan.prompt) + len(progress.request.output),
@@ -145,7 +149,7 @@ class Attempts:
             lost_decoders=[decoder for _, decoder in progress.request.rooms],
         )
         with peer_errors("the registry"):
-            response = await self._registry.AssignRoom(request, timeout=_left(deadline))
+            response = await self._registry.AssignRoom(request, timeout=_left(deadline), metadata=span.metadata)
         return response.assignment
 
     async def _stream(
@@ -177,8 +181,9 @@ class Attempts:
             max_output_len=plan.max_output_len,
             stop_ids=plan.stop_ids,
         )
-        with self._decoders.use(assignment.decoder) as channel, peer_errors("the decoder"):
-            call = DecodeServiceStub(channel).GenerateRoom(request, timeout=_left(deadline))
+        using, span = self._decoders.use(assignment.decoder), progress.span.child("room")
+        with span, using as channel, peer_errors("the decoder"):
+            call = DecodeServiceStub(channel).GenerateRoom(request, timeout=_left(deadline), metadata=span.metadata)
             metrics.ROOMS_OPEN.inc()
             try:
                 yield call.__aiter__()

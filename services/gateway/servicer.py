@@ -13,7 +13,7 @@ import grpc
 
 from kvmesh.errors import DeadlineExceeded, KvmeshError, Unavailable
 from kvmesh.protocol.request import Request
-from kvmesh.telemetry import metrics
+from kvmesh.telemetry import metrics, traces
 from kvmesh.text.tokenizer import Tokenizer
 from kvmesh.v1 import inference_pb2 as pb
 from kvmesh.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -61,10 +61,11 @@ class InferenceServicer(InferenceServiceServicer):
         left = context.time_remaining()
         seconds = self._request_seconds if left is None else left
         failures: list[str] = []
-        with self._counted():
+        span = traces.start("request", parent=traces.of_call(context.invocation_metadata()), begun=arrived)
+        with self._counted(), span:
             try:
                 async with asyncio.timeout(seconds):
-                    await self._generate(request, context, failures, arrived, arrived + seconds)
+                    await self._generate(request, context, span, failures, arrived + seconds)
             except TimeoutError as error:
                 lost = f"; {after(failures)}" if failures else ""
                 raise DeadlineExceeded(f"the request's {seconds:.3g} s are over{lost}") from error
@@ -90,8 +91,8 @@ class InferenceServicer(InferenceServiceServicer):
         self,
         request: pb.GenerateRequest,
         context: GenerateContext,
+        span: traces.Span,
         failures: list[str],
-        arrived: float,
         deadline: float,
     ) -> None:
         if self._draining:
@@ -99,14 +100,18 @@ class InferenceServicer(InferenceServiceServicer):
         self._view.check_model()
         limits = self._validator.limits(self._view.limits)
         # Tokenizing a long prompt takes up to a second; tokenizers does it without the GIL.
-        plan = await asyncio.to_thread(self._validator.plan, request, limits)
-        progress = Progress(Request(plan.max_output_len, self._max_attempts, failures=failures))
-        answer = Answer(plan, progress, self._tokenizer, context.write, arrived)
+        with span.child("check"):
+            plan = await asyncio.to_thread(self._validator.plan, request, limits)
+        progress = Progress(Request(plan.max_output_len, self._max_attempts, failures=failures), span)
+        answer = Answer(plan, progress, self._tokenizer, context.write, span.begun)
         metrics.PROMPT_TOKENS.observe(len(plan.prompt))
         try:
             await self._attempts.run(plan, progress, answer.deliver, deadline)
         finally:
             metrics.OUTPUT_TOKENS.observe(answer.num_tokens)
+            span.attributes |= {"prompt_tokens": len(plan.prompt), "output_tokens": answer.num_tokens}
+            span.attributes["attempts"] = progress.request.attempts
+            answer.close_span()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

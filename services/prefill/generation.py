@@ -12,12 +12,13 @@ from kvmesh.errors import Fault, KvmeshError, Unavailable
 from kvmesh.kv.layout import Shard
 from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.ids import Generation as GenerationId
-from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, Rank, StepNumber
+from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, Rank, RoomId, StepNumber
 from kvmesh.protocol.links import replaced_by
 from kvmesh.protocol.steps import Step
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.links import LinkSender
+from services.prefill.spans import RoomSpans
 from services.prefill.wire import step_to_messages
 from services.prefill.worker import BeginGeneration, FrameCopied, Report, RunStep, StageWorker, StepDone, WorkerFailed
 
@@ -52,6 +53,7 @@ class Generation:
         """Steps that rank 0 had written, as far as is known here."""
         self.num_rooms = 0
         self._shard, self._num_pages = shard, num_pages
+        self._spans = RoomSpans(rank, shard)
         self._worker = worker
         worker.post(BeginGeneration(number))
         metrics.GENERATIONS_TOTAL.inc()
@@ -72,6 +74,7 @@ class Generation:
         if not self.ended.done():
             self.ended.set_result(error)
             metrics.GENERATIONS_ENDED_TOTAL.labels(reason=error.reason).inc()
+            self._spans.close(error.message, monotonic())
             for link in list(self.links.values()):
                 link.end(error)
 
@@ -108,6 +111,7 @@ class Generation:
             self.end(Fault(f"rank {self.rank} failed on a step", reason="stage_failed"))
 
     def _step_done(self, done: StepDone) -> None:
+        self._spans.applied(done, monotonic())
         metrics.STEPS_TOTAL.inc()
         metrics.STEP_SECONDS.observe(done.seconds)
         metrics.PREFILL_TOKENS_TOTAL.inc(done.step.num_tokens)
@@ -184,10 +188,13 @@ class Generation:
         key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
         for older in replaced_by(key, self.links.keys()):
             self.links.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
-        link = LinkSender(key, self.number, self._shard, hello.window_bytes, self._worker.post)
+        link = LinkSender(key, self.number, self._shard, hello.window_bytes, self._worker.post, self._sent)
         self.links[key] = link
         metrics.LINKS_OPEN.set(len(self.links))
         return link
+
+    def _sent(self, room: RoomId, num_bytes: int) -> None:
+        self._spans.sent(room, num_bytes, monotonic())
 
     def close_link(self, link: LinkSender) -> None:
         """A link's stream ended."""

@@ -20,6 +20,10 @@ from services.prefill.wire import sampling_from
 log = logs.get(__name__)
 
 
+MAX_TRACEPARENT = 64
+"""Characters; W3C's form has 55."""
+
+
 class Head:
     """The one that decides."""
 
@@ -66,6 +70,7 @@ class Head:
                 now=monotonic(),
                 sampling=sampling_from(message.sampling),
                 output_index=message.output_index,
+                trace=message.traceparent if len(message.traceparent) <= MAX_TRACEPARENT else "",
             )
         except KvmeshError as error:
             return pb.RoomRefused(room=room, reason=error.reason, detail=error.message)

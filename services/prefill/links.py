@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -20,6 +21,12 @@ from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.worker import CopyFrame, FrameCopied, Sampled
 
 
+class _Outgoing(NamedTuple):
+    message: bytes
+    room: RoomId
+    kv_bytes: int
+
+
 class LinkSender:
     """The sending half of one link."""
 
@@ -30,21 +37,24 @@ class LinkSender:
         shard: Shard,
         window_bytes: int,
         post: Callable[[CopyFrame], None],
+        sent: Callable[[RoomId, int], None] = lambda _room, _bytes: None,
     ) -> None:
         """Args:
         key: the pairing.
         shard: what this stage sends.
         window_bytes: bytes that may be in flight before the first credit.
         post: asks the worker for a frame.
+        sent: told of each frame that was written: its room, and bytes of KV.
         """
         self.key = key
         self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._generation = generation
         self._shard = shard
         self._window = window_bytes
-        self._post = post
+        self._post, self._sent = post, sent
         self._pending: deque[tuple[RoomId, Piece]] = deque()
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()  # bounded by the window, and one record a room
+        self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()  # bounded by the window, and one record a room
+        self._writing: _Outgoing | None = None
         self._asked = 0
         self._moved_at = monotonic()
         self._busy_since: float | None = None
@@ -66,7 +76,7 @@ class LinkSender:
         queued.FromNanoseconds(int(first.queued_seconds * 1e9))
         payload = pb.FirstToken(token=first.token, queued=queued).SerializeToString()
         header = FrameHeader(FrameKind.FIRST_TOKEN, room=first.room, pairing=self.key[1])
-        self._outbox.put_nowait(seal(header, payload))
+        self._outbox.put_nowait(_Outgoing(seal(header, payload), first.room, 0))
 
     def copied(self, report: FrameCopied) -> None:
         """The worker copied a frame, or found its room ended: then the credit comes back."""
@@ -75,7 +85,8 @@ class LinkSender:
             self._window += self._size(report.asked.piece)
             self._ask()
         else:
-            self._outbox.put_nowait(report.frame)
+            asked = report.asked
+            self._outbox.put_nowait(_Outgoing(report.frame, asked.room, self._size(asked.piece)))
 
     def end(self, error: Exception) -> None:
         """Ends the link; its stream raises `error`. Repeated: nothing."""
@@ -93,11 +104,14 @@ class LinkSender:
     async def next_message(self) -> bytes:
         """The next message to write; called again once that one is written."""
         self._moved_at = monotonic()
-        return await self._outbox.get()
+        self._writing = await self._outbox.get()
+        return self._writing.message
 
     def written(self) -> float:
         """The last message was written. Returns the seconds it took, from the moment there was something to send."""
         now, since = monotonic(), self._busy_since
+        if self._writing is not None:
+            self._sent(self._writing.room, self._writing.kv_bytes)
         self._busy_since = now if self._pending or self._asked or not self._outbox.empty() else None
         return now - since if since is not None else 0.0
 

@@ -83,6 +83,7 @@ def _entry_to(entry: Entry) -> pb.StepEntry:
             ),
             output_index=entry.output_index,
             queued=queued,
+            traceparent=entry.trace,
         )
     )
 
@@ -106,4 +107,5 @@ def _entry_from(message: pb.StepEntry) -> Entry:
         sampling_from(admit.sampling),
         admit.output_index,
         admit.queued.ToNanoseconds() / 1e9,
+        admit.traceparent,
     )

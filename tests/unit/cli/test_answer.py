@@ -15,6 +15,7 @@ END = End(
     parts_seconds={name: 0.01 * n for n, name in enumerate(TIMING_PARTS, 1)},
     decode_seconds=2.0,
     attempts=1,
+    room="1.24",
 )
 
 
@@ -57,4 +58,4 @@ def test_the_time_split_has_a_row_for_each_part_and_the_rate() -> None:
 
 
 def test_an_answer_in_short_says_its_speed_and_whether_it_was_cut() -> None:
-    assert in_short(END) == "21 tokens, the first after 0.50 s, 10.0 tokens/s, cut at the limit"
+    assert in_short(END) == "21 tokens, the first after 0.50 s, 10.0 tokens/s, cut at the limit, room 1.24"
