@@ -9,6 +9,9 @@ from kvmesh.kv.layout import DTypeName
 from kvmesh.rpc.life import ServeSettings
 from kvmesh.settings import setting
 
+_LAST_CALLS_SECONDS = 5
+"""From the end of the drain to the end of the process, at the latest: docs/operations.md, Drain."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings(ServeSettings):
@@ -28,6 +31,8 @@ class DecodeSettings(ServeSettings):
     max_waiting_rooms: int = setting(256, help="rooms that may wait for pages")
     window_mib: int = setting(32, help="MiB of KV that each stage may have in flight")
     heartbeat_seconds: float = setting(0.5, help="time between two signs of life to the registry")
+    lease_seconds: float = setting(0.0, help="the registry's lease, where it is known here; 0: not known")
+    grace_seconds: float = setting(0.0, help="time from SIGTERM to SIGKILL, where something grants one; 0: not known")
 
     def check(self) -> None:
         """Raises:
@@ -41,7 +46,20 @@ class DecodeSettings(ServeSettings):
         if min(self.max_tokens, self.max_waiting_rooms) < 0:
             raise BadConfig("max_tokens and max_waiting_rooms are 0 or more")
         if not 0 < self.heartbeat_seconds < self.watchdog_seconds * 10:
-            raise BadConfig(f"heartbeat_seconds is {self.heartbeat_seconds}; a small positive number is needed")
+            raise BadConfig(
+                f"heartbeat_seconds is {self.heartbeat_seconds:g} and watchdog_seconds is {self.watchdog_seconds:g}; "
+                "a heartbeat must be positive and shorter than ten times the watchdog"
+            )
+        if 0 < self.lease_seconds <= self.heartbeat_seconds:
+            raise BadConfig(
+                f"heartbeat_seconds is {self.heartbeat_seconds:g} and lease_seconds is {self.lease_seconds:g}; "
+                "a heartbeat must be shorter than the registry's lease"
+            )
+        if 0 < self.grace_seconds < self.drain_seconds + _LAST_CALLS_SECONDS:
+            raise BadConfig(
+                f"grace_seconds is {self.grace_seconds:g} and drain_seconds is {self.drain_seconds:g}; "
+                f"a drain needs {_LAST_CALLS_SECONDS} s less than the grace, to end by itself"
+            )
 
     @property
     def dtype_name(self) -> DTypeName:

@@ -9,6 +9,9 @@ from kvmesh.kv.layout import DTypeName
 from kvmesh.rpc.life import ServeSettings
 from kvmesh.settings import setting
 
+_LAST_CALLS_SECONDS = 5
+"""From the end of the drain to the end of the process, at the latest: docs/operations.md, Drain."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSettings(ServeSettings):
@@ -18,6 +21,7 @@ class PrefillSettings(ServeSettings):
     pipeline: str = setting("p0", help="name of the pipeline, [a-z0-9-]{1,63}")
     rank: int = setting(0, help="position in the pipeline, 0 … pp_size - 1")
     pp_size: int = setting(1, help="stages of the pipeline")
+    replicas: int = setting(0, help="stages that were started together, where it is known; 0: not known")
     model: str = setting(help="smollm2, a GGUF file, or a Hugging Face directory")
     model_name: str = setting("", help="name clients use; default: the model's own")
     cache_dir: Path = setting(Path("~/.cache/kvmesh"), help="where converted models are kept")
@@ -31,6 +35,8 @@ class PrefillSettings(ServeSettings):
     step_tokens: int = setting(128, help="most prompt tokens of one step")
     max_waiting_rooms: int = setting(256, help="rooms that may wait at rank 0")
     heartbeat_seconds: float = setting(0.5, help="time between two signs of life to the registry")
+    lease_seconds: float = setting(0.0, help="the registry's lease, where it is known here; 0: not known")
+    grace_seconds: float = setting(0.0, help="time from SIGTERM to SIGKILL, where something grants one; 0: not known")
 
     def check(self) -> None:
         """Raises:
@@ -38,6 +44,8 @@ class PrefillSettings(ServeSettings):
         """
         if not 0 <= self.rank < self.pp_size:
             raise BadConfig(f"rank {self.rank} is outside [0, {self.pp_size}): pp_size is {self.pp_size}")
+        if self.replicas not in (0, self.pp_size):
+            raise BadConfig(f"replicas is {self.replicas} and pp_size is {self.pp_size}; a pipeline has pp_size stages")
         for name in ("threads", "num_pages", "page_size", "step_tokens", "max_waiting_rooms"):
             if getattr(self, name) < 1:
                 raise BadConfig(f"{name} is {getattr(self, name)}; at least 1 is needed")
@@ -46,7 +54,20 @@ class PrefillSettings(ServeSettings):
         if self.max_tokens < 0:
             raise BadConfig(f"max_tokens is {self.max_tokens}; 0 or more is needed")
         if not 0 < self.heartbeat_seconds < self.watchdog_seconds * 10:
-            raise BadConfig(f"heartbeat_seconds is {self.heartbeat_seconds}; a small positive number is needed")
+            raise BadConfig(
+                f"heartbeat_seconds is {self.heartbeat_seconds:g} and watchdog_seconds is {self.watchdog_seconds:g}; "
+                "a heartbeat must be positive and shorter than ten times the watchdog"
+            )
+        if 0 < self.lease_seconds <= self.heartbeat_seconds:
+            raise BadConfig(
+                f"heartbeat_seconds is {self.heartbeat_seconds:g} and lease_seconds is {self.lease_seconds:g}; "
+                "a heartbeat must be shorter than the registry's lease"
+            )
+        if 0 < self.grace_seconds < self.drain_seconds + _LAST_CALLS_SECONDS:
+            raise BadConfig(
+                f"grace_seconds is {self.grace_seconds:g} and drain_seconds is {self.drain_seconds:g}; "
+                f"a drain needs {_LAST_CALLS_SECONDS} s less than the grace, to end by itself"
+            )
 
     @property
     def dtype_name(self) -> DTypeName:

@@ -1,119 +1,37 @@
-"""deploy/k8s/base: valid, hardened, and of one mind with itself and with the services it starts."""
+"""deploy/k8s: the base and the overlays, hardened, and of one mind with the services they start."""
 
-import copy
 import shutil
-from collections.abc import Callable
+import tomllib
 from pathlib import Path, PurePosixPath
 
-import kubernetes_validate
 import pytest
-from manifests import BASE, SERVICES, Document, Pod, contradictions, named, pods, render, workloads
+from combinations import rendered
+from manifests import BASE, K8S, OVERLAYS, ROOT, SERVICES, Document, Pod, named, pods, render, workloads
 
 from kvmesh.rpc.address import Address, advertised, parse
-
-KUBERNETES_VERSIONS = ("1.34", "1.37")
 
 
 @pytest.fixture(scope="session")
 def base() -> list[Document]:
-    return render(BASE)
+    return rendered("base")
 
 
-@pytest.fixture(params=SERVICES)
-def pod(request: pytest.FixtureRequest, base: list[Document]) -> Pod:
-    return next(p for p in pods(base) if p.service == request.param)
-
-
-@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_every_document_is_valid_to_the_letter(base: list[Document], version: str) -> None:
-    for document in base:
-        assert kubernetes_validate.validate(document, version, strict=True) == version
-
-
-def test_a_misspelt_field_is_not_valid(base: list[Document]) -> None:
-    broken = copy.deepcopy(workloads(base)[0])
-    broken["spec"]["template"]["spec"]["enableServiceLink"] = False
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(broken, KUBERNETES_VERSIONS[-1], strict=True)
+@pytest.fixture(params=[(whole, service) for whole in ("base", *OVERLAYS) for service in SERVICES], ids=" ".join)
+def pod(request: pytest.FixtureRequest) -> Pod:
+    whole, service = request.param
+    return next(p for p in pods(rendered(whole)) if p.service == service)
 
 
 def test_each_service_has_one_workload_and_one_file(base: list[Document]) -> None:
     assert sorted(p.service for p in pods(base) if p.index == 0) == sorted(SERVICES)
-    assert {f.stem for f in BASE.glob("*.yaml")} == {"kustomization", *SERVICES}
-
-
-def test_nothing_contradicts(base: list[Document]) -> None:
-    assert contradictions(base) == []
-
-
-def stage_set(documents: list[Document]) -> Document:
-    return named(documents, "StatefulSet")["kvmesh-prefill"]
-
-
-def set_replicas(documents: list[Document]) -> None:
-    stage_set(documents)["spec"]["replicas"] = 3
-
-
-def set_grace(documents: list[Document]) -> None:
-    stage_set(documents)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 20
-
-
-def set_probe_port(documents: list[Document]) -> None:
-    stage_set(documents)["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["grpc"]["port"] = 50051
-
-
-def set_probe_name(documents: list[Document]) -> None:
-    stage_set(documents)["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["grpc"]["service"] = "ready"
-
-
-def set_container_port(documents: list[Document]) -> None:
-    stage_set(documents)["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"] = 50050
-
-
-def set_service_port(documents: list[Document]) -> None:
-    named(documents, "Service")["kvmesh-bootstrap"]["spec"]["ports"][0]["port"] = 50050
-
-
-def set_selector(documents: list[Document]) -> None:
-    named(documents, "Service")["kvmesh-gateway"]["spec"]["selector"] = {"app.kubernetes.io/name": "gateway"}
-
-
-def set_variable(name: str, value: str) -> Callable[[list[Document]], None]:
-    def change(documents: list[Document]) -> None:
-        for config in named(documents, "ConfigMap").values():
-            config["data"][name] = value
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (set_replicas, "rank -1 is outside"),
-        (set_grace, "grace of 20 s, drain of 20 s"),
-        (set_probe_port, "livenessProbe asks"),
-        (set_probe_name, "readinessProbe asks"),
-        (set_container_port, "port grpc is 50050, listen binds 50051"),
-        (set_service_port, "no Service has that name and port"),
-        (set_selector, "selects no pod"),
-        (set_variable("KVMESH_PP_SIZE", "1"), "pp_size is 1"),
-        (set_variable("KVMESH_PP_SIZE", "3"), "pp_size is 3, replicas are 2"),
-        (set_variable("KVMESH_NUM_PAGE", "3"), "unknown variable KVMESH_NUM_PAGE"),
-        (set_variable("KVMESH_DRAIN_SECONDS", "60"), "drain of 60 s"),
-        (set_variable("KVMESH_HEALTH_LISTEN", "0.0.0.0:8080"), "health_listen binds 8080"),
-    ],
-)
-def test_a_contradiction_is_noticed(base: list[Document], change: Callable[[list[Document]], None], line: str) -> None:
-    changed = copy.deepcopy(base)
-    change(changed)
-    assert line in "\n".join(contradictions(changed))
+    assert {f.stem for f in BASE.rglob("*.yaml")} == {"kustomization", *SERVICES}
 
 
 def test_pod_0_is_the_last_rank_and_every_rank_is_there(base: list[Document]) -> None:
     ranks = [p.settings().rank for p in pods(base) if p.service == "prefill"]  # type: ignore[attr-defined]
     assert ranks == list(reversed(range(len(ranks))))
     assert len(ranks) >= 2
-    assert stage_set(base)["spec"]["podManagementPolicy"] == "Parallel"
+    assert named(base, "StatefulSet")["kvmesh-prefill"]["spec"]["podManagementPolicy"] == "Parallel"
 
 
 @pytest.mark.parametrize("pod_ip", ["10.1.2.3", "fd00::5"])
@@ -187,3 +105,58 @@ def test_a_change_of_settings_changes_the_pods(base: list[Document], tmp_path: P
     assert len(after) == len(SERVICES)
     for workload in after:
         assert workload["spec"]["template"] != before[workload["metadata"]["name"]]["spec"]["template"]
+
+
+def test_the_image_is_that_of_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert {p.container["image"] for p in pods(rendered("base"))} == {f"kvmesh:{version}"}
+    gpu = (K8S / "components" / "gpu" / "kustomization.yaml").read_text()
+    assert f"newTag: {version}-gpu" in gpu
+
+
+def test_all_pods_of_a_mesh_run_one_image() -> None:
+    for overlay in OVERLAYS:
+        assert len({p.container["image"] for p in pods(rendered(overlay))}) == 1
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_namespace_enforces_the_strictest_standard(overlay: str) -> None:
+    (namespace,) = named(rendered(overlay), "Namespace").values()
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert {d["metadata"].get("namespace") for d in rendered(overlay)} == {None, namespace["metadata"]["name"]}
+
+
+def test_only_what_stands_behind_a_service_for_clients_waits_before_it_stops(base: list[Document]) -> None:
+    assert {p.service for p in pods(base) if p.pre_stop_seconds} == {"gateway"}
+
+
+@pytest.mark.parametrize("service", ["decode", "gateway"])
+def test_decoders_and_gateways_are_spread(base: list[Document], service: str) -> None:
+    pod = next(p for p in pods(base) if p.service == service)
+    spread = pod.spec["topologySpreadConstraints"]
+    assert [s["topologyKey"] for s in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for constraint in spread:
+        assert constraint["labelSelector"]["matchLabels"].items() <= pod.labels.items()
+
+
+def test_the_stages_of_a_pipeline_change_together(base: list[Document]) -> None:
+    update = named(base, "StatefulSet")["kvmesh-prefill"]["spec"]["updateStrategy"]
+    assert update == {"rollingUpdate": {"maxUnavailable": "100%"}}
+
+
+def test_a_second_pipeline_has_names_and_labels_of_its_own_and_the_same_settings() -> None:
+    sets = named(rendered("production"), "StatefulSet")
+    first, second = sets["kvmesh-prefill"], sets["kvmesh-prefill-p1"]
+    labels = [s["spec"]["selector"]["matchLabels"] for s in (first, second)]
+    assert [one["app.kubernetes.io/instance"] for one in labels] == ["p0", "p1"]
+    stages = [p for p in pods(rendered("production")) if p.service == "prefill"]
+    assert {(s.pipeline, s.rank) for s in (p.settings() for p in stages)} == {  # type: ignore[attr-defined]
+        ("p0", 0),
+        ("p0", 1),
+        ("p1", 0),
+        ("p1", 1),
+    }
+    (wish,) = second["spec"]["template"]["spec"]["affinity"]["podAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert wish["podAffinityTerm"]["labelSelector"]["matchLabels"] == labels[1]

@@ -175,3 +175,31 @@ def test_no_service_has_a_port_of_its_own_by_default(service: type) -> None:
     defaults = {f.name: f.default for f in dataclasses.fields(service) if f.name.endswith("listen")}
     assert set(defaults) >= {"listen", "health_listen", "metrics_listen"}
     assert all(str(address).endswith(":0") for address in defaults.values()), defaults
+
+
+NEEDED = {
+    BootstrapSettings: ["--state-dir", "/x"],
+    PrefillSettings: [*BOOTSTRAP, "--model", "m"],
+    DecodeSettings: [*BOOTSTRAP, "--model", "m"],
+    GatewaySettings: [*BOOTSTRAP, "--model", "m"],
+}
+SERVICES = pytest.mark.parametrize("service", NEEDED, ids=lambda s: s.__name__)
+
+
+@SERVICES
+def test_a_grace_in_which_no_drain_fits_is_refused_with_both_values(service: type) -> None:
+    with pytest.raises(BadConfig, match="grace_seconds is 24 and drain_seconds is 20"):
+        load(service, [*NEEDED[service], "--grace-seconds", "24"], {})
+    load(service, [*NEEDED[service], "--grace-seconds", "25"], {})
+
+
+@SERVICES
+def test_without_a_known_grace_any_drain_will_do(service: type) -> None:
+    load(service, [*NEEDED[service], "--drain-seconds", "9000"], {})
+
+
+@pytest.mark.parametrize("service", [BootstrapSettings, PrefillSettings, DecodeSettings], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("heartbeat", ["2", "3"])
+def test_a_heartbeat_as_long_as_the_lease_is_refused_with_both_values(service: type, heartbeat: str) -> None:
+    with pytest.raises(BadConfig, match=f"heartbeat_seconds is {heartbeat} and lease_seconds is 2"):
+        load(service, [*NEEDED[service], "--heartbeat-seconds", heartbeat, "--lease-seconds", "2"], {})

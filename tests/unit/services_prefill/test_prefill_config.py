@@ -20,6 +20,8 @@ NEEDED = ["--bootstrap", "127.0.0.1:1", "--model", "m"]
         (["--step-tokens", "0"], ["step_tokens is 0"]),
         (["--max-tokens", "-1"], ["max_tokens is -1"]),
         (["--heartbeat-seconds", "0"], ["heartbeat_seconds is 0"]),
+        (["--heartbeat-seconds", "20"], ["heartbeat_seconds is 20", "watchdog_seconds is 2"]),
+        (["--pp-size", "2", "--replicas", "3"], ["replicas is 3", "pp_size is 2"]),
     ],
 )
 def test_a_bad_value_of_a_stage_is_named_with_what_is_needed(flags: list[str], names: list[str]) -> None:
@@ -40,6 +42,11 @@ def test_a_bad_value_of_a_decoder_is_named(flags: list[str], names: list[str]) -
     with pytest.raises(BadConfig) as caught:
         load(DecodeSettings, [*NEEDED, *flags], {})
     assert all(name in str(caught.value) for name in names)
+
+
+def test_replicas_that_are_not_known_fit_any_pipeline() -> None:
+    assert load(PrefillSettings, [*NEEDED, "--pp-size", "3"], {}).replicas == 0
+    assert load(PrefillSettings, [*NEEDED, "--pp-size", "3", "--replicas", "3"], {}).replicas == 3
 
 
 @pytest.mark.parametrize("layers", ["0:99", "3", "a:b", "5:5", "7:3", ":", "-1:3"])

@@ -1,0 +1,141 @@
+"""What other operators read: KEDA's queries, the Prometheus operator's monitors and rules, Grafana's dashboards."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from combinations import combined, rendered
+from manifests import K8S, ROOT, Document, named, pods, selects
+
+from kvmesh.telemetry.metrics import page_of
+
+SCALED = combined(
+    ("namespace", "model-volume", "gpu", "monitoring", "network-policies", "autoscaling", "lws", "lws-autoscaling")
+)
+COMING = {"kvmesh_rooms_running", "kvmesh_queued_prefill_seconds"}
+"""Metrics that the services are about to show; a test fails once they do."""
+
+
+def queries(documents: list[Document]) -> dict[str, list[str]]:
+    """The queries of each scaled object."""
+    return {
+        name: [t["metadata"]["query"] for t in scaled["spec"]["triggers"]]
+        for name, scaled in named(documents, "ScaledObject").items()
+    }
+
+
+def shown_by(service: str) -> set[str]:
+    return {f"{m.name}_total" if m.type == "counter" else m.name for m in page_of(service).collect()}
+
+
+@pytest.fixture(scope="session")
+def made() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("made", K8S / "components" / "monitoring" / "made.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_scaled_is_decoders_gateways_and_whole_pipelines() -> None:
+    assert queries(SCALED).keys() == {"kvmesh-decode", "kvmesh-gateway", "kvmesh-prefill"}
+    assert queries(rendered("production")).keys() == {"kvmesh-decode", "kvmesh-gateway"}
+
+
+def test_a_query_asks_for_metrics_of_the_pods_it_names() -> None:
+    for asked in queries(SCALED).values():
+        for query in asked:
+            for metric, pattern in re.findall(r'(kvmesh_\w+)\{[^}]*pod=~"([^"]+)"', query):
+                services = {
+                    p.service
+                    for p in pods(SCALED)
+                    if re.fullmatch(pattern, f"{p.name}-x") or re.fullmatch(pattern, p.name)
+                }
+                assert len(services) == 1
+                assert metric in shown_by(services.pop()) | COMING, query
+
+
+def test_no_metric_is_still_called_coming() -> None:
+    assert not COMING & shown_by("every"), "these are here now: take them from COMING"
+
+
+def test_every_scaled_object_asks_one_prometheus() -> None:
+    triggers = [t for s in named(SCALED, "ScaledObject").values() for t in s["spec"]["triggers"]]
+    assert len({t["metadata"]["serverAddress"] for t in triggers}) == 1
+    assert all(float(t["metadata"]["threshold"]) > 0 for t in triggers)
+
+
+def test_going_down_is_slower_than_going_up() -> None:
+    """A decoder that leaves hands its rooms over, and they are computed again."""
+    for scaled in named(SCALED, "ScaledObject").values():
+        behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        down, up = behavior["scaleDown"], behavior.get("scaleUp", {})
+        assert down["stabilizationWindowSeconds"] >= 600 > up.get("stabilizationWindowSeconds", 0)
+        assert all(p["type"] == "Pods" and p["value"] == 1 for p in down["policies"])
+
+
+def test_without_prometheus_nothing_is_taken_away() -> None:
+    for scaled in named(SCALED, "ScaledObject").values():
+        assert scaled["spec"]["fallback"]["behavior"] == "currentReplicasIfHigher"
+        assert scaled["spec"]["fallback"]["replicas"] >= scaled["spec"]["minReplicaCount"]
+
+
+def test_every_pod_is_scraped_and_each_mesh_is_a_job() -> None:
+    (monitor,) = named(SCALED, "PodMonitor").values()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for pod in pods(SCALED):
+        assert selects(monitor["spec"]["selector"]["matchLabels"], pod.labels)
+        assert endpoint["port"] in pod.ports
+    (job,) = [r for r in endpoint["relabelings"] if r["targetLabel"] == "job"]
+    assert job["replacement"].startswith("kvmesh")
+    assert job["sourceLabels"] == ["__meta_kubernetes_namespace"]
+
+
+def test_the_rules_are_those_of_plain_prometheus() -> None:
+    files = sorted((ROOT / "deploy" / "monitoring" / "rules").glob("*.yaml"))
+    plain = [yaml.safe_load(file.read_text()) for file in files]
+    assert plain
+    assert [r["spec"] for r in named(SCALED, "PrometheusRule").values()] == plain
+
+
+def test_what_is_made_from_rules_and_dashboards_is_what_would_be_made_now(made: ModuleType) -> None:
+    again = "run: python deploy/k8s/components/monitoring/made.py"
+    assert made.RULES.read_text() == made.rules(), again
+    assert made.DASHBOARDS.read_text() == made.dashboards(), again
+
+
+def test_each_dashboard_is_a_config_map_that_the_sidecar_finds() -> None:
+    files = sorted((ROOT / "deploy" / "monitoring" / "dashboards").glob("*.json"))
+    maps = [
+        c
+        for c in named(SCALED, "ConfigMap").values()
+        if c["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
+    ]
+    assert {name: json.loads(text) for c in maps for name, text in c["data"].items()} == {
+        f.name: json.loads(f.read_text()) for f in files
+    }
+
+
+def test_rules_and_dashboards_that_come_later_get_objects_of_their_own(made: ModuleType, tmp_path: Path) -> None:
+    for name, text in {
+        "rules/kvmesh.rules.yaml": "groups:\n  - name: a\n",
+        "rules/slow.rules.yaml": "groups:\n\n  - name: b\n    rules:\n      - expr: |\n          1\n            + 1\n",
+        "dashboards/kvmesh-mesh.json": "{}",
+        "dashboards/stages.json": "{}",
+    }.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    first, second = yaml.safe_load_all(made.rules(tmp_path))
+    assert [d["metadata"]["name"] for d in (first, second)] == ["kvmesh", "kvmesh-slow"]
+    assert second["spec"] == yaml.safe_load((tmp_path / "rules" / "slow.rules.yaml").read_text())
+    listed = yaml.safe_load(made.dashboards(tmp_path))["configMapGenerator"]
+    assert [(g["name"], g["files"]) for g in listed] == [
+        ("kvmesh-mesh-dashboard", ["kvmesh-mesh.json"]),
+        ("kvmesh-stages-dashboard", ["stages.json"]),
+    ]
