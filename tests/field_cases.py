@@ -36,7 +36,6 @@ PLANNED: dict[str, str] = {
     "F-A8": "swap",
     "F-A9": "swap",
     "F-K8": "head shards",
-    "F-O6": "traces",
     "F-S1": "authentication",
 }
 """Row → the capability it waits for."""

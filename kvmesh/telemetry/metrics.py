@@ -5,7 +5,6 @@ state, a reason, a method; never a room, an address or text.
 """
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import TypeVar
 
 from prometheus_client import (
@@ -55,7 +54,6 @@ def _of(services: Sequence[str], make: Callable[..., _Metric], name: str, text: 
 
 def page_of(service: str) -> CollectorRegistry:
     """What the page of a service shows: its metrics, and the process's own. An unknown service shows every metric."""
-    BUILD_INFO.labels(version=version("kvmesh")).set(1)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -4,25 +4,14 @@ Needs the extra `kvmesh[traces]`; without it spans stay in the ring of each proc
 but its spans: they leave in the background, from a bounded queue.
 """
 
+import importlib
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
-from opentelemetry import trace
-
 from kvmesh.errors import BadConfig
-
-try:
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    _INSTALLED = True
-except ImportError:
-    _INSTALLED = False
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """The first that is set turns export on; all other variables of the SDK count as well."""
@@ -44,17 +33,14 @@ def exporting(service: str) -> Iterator[None]:
     if named is None:
         yield
         return
-    if not _INSTALLED:
+    try:
+        collector = importlib.import_module("kvmesh.telemetry.collector")
+    except ImportError as error:
         raise BadConfig(
             f"{named} is set, and the extra kvmesh[traces] is not installed: install it, or unset the variable"
-        )
-    own = {
-        "service.name": os.environ.get("OTEL_SERVICE_NAME", f"kvmesh-{service}"),
-        "service.version": version("kvmesh"),
-    }
-    provider = TracerProvider(resource=Resource.create(own))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
+        ) from error
+    name = os.environ.get("OTEL_SERVICE_NAME", f"kvmesh-{service}")
+    provider = collector.export_as({"service.name": name, "service.version": version("kvmesh")})
     try:
         yield
     finally:

@@ -4,11 +4,13 @@ prometheus-client serves it from a thread; it ends with the process, its port cl
 """
 
 import asyncio
+from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
 from prometheus_client import start_http_server
 
+from kvmesh.telemetry import metrics
 from kvmesh.telemetry.metrics import page_of
 
 
@@ -26,6 +28,7 @@ class MetricsPage:
         Raises:
             OSError: the port can't be had.
         """
+        metrics.BUILD_INFO.labels(version=version("kvmesh")).set(1)
         self._server, self._thread = start_http_server(port, host, page_of(service))
         bound = self._server.socket.getsockname()
         self.address: tuple[str, int] = (bound[0], bound[1])

@@ -23,8 +23,8 @@ PURE = [name for name in TREES if name.startswith("kvmesh/protocol/")]
 CLOCKS = {"time", "datetime", "asyncio", "threading", "sched", "signal"}
 COLLECTIVES = {"Barrier", "barrier", "all_reduce", "all_gather", "broadcast", "init_process_group", "multiprocessing"}
 WALL_CLOCKS = {"time", "datetime"}
-FOR_PEOPLE = {"kvmesh/telemetry/logs.py", "kvmesh/text/template.py"}
-"""Who may know the date: log lines, and the chat templates that write it into a prompt."""
+FOR_PEOPLE = {"kvmesh/telemetry/logs.py", "kvmesh/telemetry/traces.py", "kvmesh/text/template.py"}
+"""Who may know the date: log lines, the begin of a span, and the chat templates that write it into a prompt."""
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
