@@ -113,6 +113,22 @@ prove: $(VENV)/.dev ## Search the small worlds of the protocol whole, and run se
 field-cases: $(VENV)/.dev $(GENERATED) ## What went wrong in the field: each row's tests, run
 	$(PY) tests/field_cases.py $(ARGS)
 
+# --- Image ---
+
+# What builds it: the first of these that answers (docker's client alone does not), or the one named with BUILDER=.
+BUILDER ?= $(firstword $(shell for b in docker podman buildah; do "$$b" info >/dev/null 2>&1 && echo "$$b"; done))
+IMAGE ?= kvmesh:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: image image-test
+
+image: ## Build the image of all services; ARGS='--build-arg BASE_IMAGE=…' chooses another base
+	@test -n "$(BUILDER)" || { echo "no docker, podman or buildah answers: name what builds with BUILDER=…" >&2; exit 1; }
+	$(BUILDER) build -t $(IMAGE) --build-arg TORCH_PIP_ARGS='$(TORCH_PIP_ARGS)' \
+		--build-arg REVISION="$$(git rev-parse HEAD 2>/dev/null || echo unknown)" $(ARGS) .
+
+image-test: $(VENV)/.dev $(GENERATED) ## Build it over a Debian (root, buildah, debootstrap), and run a mesh of it
+	$(PY) -m pytest -m deep -s -rs tests/deploy/test_image_runs.py $(ARGS)
+
 # --- Package and clean ---
 
 wheel: $(VENV)/.run $(GENERATED) ## Build dist/kvmesh-*.whl with the generated code inside

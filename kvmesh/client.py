@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from kvmesh.errors import InvalidInput, Unavailable
-from kvmesh.protocol.ids import short
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.status import peer_errors
 from kvmesh.v1 import inference_pb2 as pb
@@ -38,8 +37,8 @@ class End:
     """First token until last."""
     attempts: int
     """Rooms it took; 1 for an undisturbed request."""
-    room: str = ""
-    """The room of the last token, as logs and `kvmesh trace` name it."""
+    room: int = 0
+    """The room of the last token: what `kvmesh trace` knows the request by."""
     failed_attempts: Sequence[str] = ()
     """Why those before the last failed: one stable reason each."""
 
@@ -175,7 +174,7 @@ def _end(response: pb.GenerateResponse) -> End:
         parts_seconds={name: _seconds(timing, name) for name in TIMING_PARTS},
         decode_seconds=_seconds(timing, "decode"),
         attempts=timing.attempts,
-        room=short(timing.room),
+        room=timing.room,
         failed_attempts=tuple(timing.failed_attempts),
     )
 

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from kvmesh.client import TIMING_PARTS, End, Piece
 from kvmesh.errors import Internal
+from kvmesh.protocol.ids import short
 
 _MEANING = {
     "assign": "the registry places the request",
@@ -37,7 +38,8 @@ def in_short(end: End) -> str:
     """One line: tokens, time to the first, rate, and what to name to `kvmesh trace`."""
     rate = f", {end.decode_tokens_per_second:.1f} tokens/s" if end.output_tokens > 1 else ""
     cut = ", cut at the limit" if end.finish_reason == "length" else ""
-    return f"{end.output_tokens} tokens, the first after {end.time_to_first_token_seconds:.2f} s{rate}{cut}, room {end.room}"
+    first = f"the first after {end.time_to_first_token_seconds:.2f} s"
+    return f"{end.output_tokens} tokens, {first}{rate}{cut}, room {short(end.room)}"
 
 
 def time_split(end: End) -> Table:
@@ -51,7 +53,7 @@ def time_split(end: End) -> Table:
     table.add_section()
     table.add_row("total", _ms(end.time_to_first_token_seconds), f"{end.prompt_tokens} prompt tokens")
     rate = f"{end.output_tokens} tokens, {end.decode_tokens_per_second:.1f} tokens/s"
-    table.add_row("decode", _ms(end.decode_seconds), f"{rate}; room {end.room}")
+    table.add_row("decode", _ms(end.decode_seconds), f"{rate}; room {short(end.room)}")
     return table
 
 

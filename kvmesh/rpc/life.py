@@ -37,6 +37,8 @@ FAILED_EXIT, MISFIT_EXIT, STALE_TERM_EXIT = 1, 3, 4
 
 _LAST_CALLS_SECONDS = 0.5
 """What calls still open after the drain get to hear of the end; they are reflection and watchers by then."""
+LAST_CALLS_SECONDS = 5
+"""From the end of the drain's time to the end of the process, at the latest: docs/operations.md, Drain."""
 _HARD_END_SECONDS = 3.0
 """After the drain's time: a process that is not gone by then shows where it hangs and is ended from outside Python."""
 
@@ -50,6 +52,7 @@ class ServeSettings:
     health_listen: str = setting("127.0.0.1:0", help="address to serve grpc.health.v1 on")
     metrics_listen: str = setting("127.0.0.1:0", help="address to serve Prometheus metrics on, over HTTP")
     drain_seconds: float = setting(20.0, help="time to finish after SIGTERM")
+    grace_seconds: float = setting(0.0, help="time from SIGTERM to SIGKILL, where something grants one; 0: not known")
     watchdog_seconds: float = setting(2.0, help="a peer or worker silent for that long is lost")
     log_level: str = setting("info", help=f"one of {', '.join(logs.LEVELS)}")
 
@@ -59,6 +62,11 @@ class ServeSettings:
         """
         if self.drain_seconds < 0:
             raise BadConfig(f"drain_seconds is {self.drain_seconds:g}; 0 or more is needed")
+        if 0 < self.grace_seconds < self.drain_seconds + LAST_CALLS_SECONDS:
+            raise BadConfig(
+                f"grace_seconds is {self.grace_seconds:g} and drain_seconds is {self.drain_seconds:g}; "
+                f"a drain needs {LAST_CALLS_SECONDS} s less than the grace, to end by itself"
+            )
         if self.watchdog_seconds < 0.1:
             raise BadConfig(f"watchdog_seconds is {self.watchdog_seconds:g}; at least 0.1 is needed")
         if self.log_level not in logs.LEVELS:

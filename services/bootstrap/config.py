@@ -7,9 +7,6 @@ from kvmesh.errors import BadConfig
 from kvmesh.rpc.life import ServeSettings
 from kvmesh.settings import setting
 
-_LAST_CALLS_SECONDS = 5
-"""From the end of the drain to the end of the process, at the latest: docs/operations.md, Drain."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapSettings(ServeSettings):
@@ -20,7 +17,6 @@ class BootstrapSettings(ServeSettings):
     heartbeat_seconds: float = setting(0.5, help="time between two heartbeats of a member")
     assign_wait_seconds: float = setting(5.0, help="longest time a request for a room is held while there is no pair")
     max_waiting_rooms: int = setting(256, help="rooms that may wait at a pipeline or decoder before it is passed by")
-    grace_seconds: float = setting(0.0, help="time from SIGTERM to SIGKILL, where something grants one; 0: not known")
 
     def check(self) -> None:
         """Raises:
@@ -35,8 +31,3 @@ class BootstrapSettings(ServeSettings):
             raise BadConfig(f"assign_wait_seconds is {self.assign_wait_seconds:g}; 0 or more is needed")
         if self.max_waiting_rooms < 1:
             raise BadConfig(f"max_waiting_rooms is {self.max_waiting_rooms}; at least 1 is needed")
-        if 0 < self.grace_seconds < self.drain_seconds + _LAST_CALLS_SECONDS:
-            raise BadConfig(
-                f"grace_seconds is {self.grace_seconds:g} and drain_seconds is {self.drain_seconds:g}; "
-                f"a drain needs {_LAST_CALLS_SECONDS} s less than the grace, to end by itself"
-            )

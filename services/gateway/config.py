@@ -11,9 +11,6 @@ from kvmesh.rpc.address import parse
 from kvmesh.rpc.life import ServeSettings
 from kvmesh.settings import setting
 
-_LAST_CALLS_SECONDS = 5
-"""From the end of the drain to the end of the process, at the latest: docs/operations.md, Drain."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings(ServeSettings):
@@ -25,7 +22,6 @@ class GatewaySettings(ServeSettings):
     cache_dir: Path = setting(Path("~/.cache/kvmesh"), help="where converted models are kept")
     request_seconds: float = setting(600.0, help="longest time of a request whose client set no deadline")
     max_attempts: int = setting(3, help="rooms tried for one request")
-    grace_seconds: float = setting(0.0, help="time from SIGTERM to SIGKILL, where something grants one; 0: not known")
 
     def check(self) -> None:
         """Raises:
@@ -36,8 +32,3 @@ class GatewaySettings(ServeSettings):
             raise BadConfig(f"request_seconds is {self.request_seconds:g}; more than 0 is needed")
         if self.max_attempts < 1:
             raise BadConfig(f"max_attempts is {self.max_attempts}; at least 1 is needed")
-        if 0 < self.grace_seconds < self.drain_seconds + _LAST_CALLS_SECONDS:
-            raise BadConfig(
-                f"grace_seconds is {self.grace_seconds:g} and drain_seconds is {self.drain_seconds:g}; "
-                f"a drain needs {_LAST_CALLS_SECONDS} s less than the grace, to end by itself"
-            )

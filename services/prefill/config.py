@@ -9,9 +9,6 @@ from kvmesh.kv.layout import DTypeName
 from kvmesh.rpc.life import ServeSettings
 from kvmesh.settings import setting
 
-_LAST_CALLS_SECONDS = 5
-"""From the end of the drain to the end of the process, at the latest: docs/operations.md, Drain."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSettings(ServeSettings):
@@ -36,7 +33,6 @@ class PrefillSettings(ServeSettings):
     max_waiting_rooms: int = setting(256, help="rooms that may wait at rank 0")
     heartbeat_seconds: float = setting(0.5, help="time between two signs of life to the registry")
     lease_seconds: float = setting(0.0, help="the registry's lease, where it is known here; 0: not known")
-    grace_seconds: float = setting(0.0, help="time from SIGTERM to SIGKILL, where something grants one; 0: not known")
 
     def check(self) -> None:
         """Raises:
@@ -62,11 +58,6 @@ class PrefillSettings(ServeSettings):
             raise BadConfig(
                 f"heartbeat_seconds is {self.heartbeat_seconds:g} and lease_seconds is {self.lease_seconds:g}; "
                 "a heartbeat must be shorter than the registry's lease"
-            )
-        if 0 < self.grace_seconds < self.drain_seconds + _LAST_CALLS_SECONDS:
-            raise BadConfig(
-                f"grace_seconds is {self.grace_seconds:g} and drain_seconds is {self.drain_seconds:g}; "
-                f"a drain needs {_LAST_CALLS_SECONDS} s less than the grace, to end by itself"
             )
 
     @property

@@ -51,3 +51,10 @@ def test_its_version_is_that_of_the_package() -> None:
 def test_it_runs_as_the_user_the_pods_name() -> None:
     (user,) = re.findall(r"^USER (\d+):\d+$", TEXT, re.MULTILINE)
     assert {p.spec["securityContext"]["runAsUser"] for p in pods(render(BASE))} == {int(user)}
+
+
+def test_what_changes_with_every_commit_comes_after_what_is_large() -> None:
+    steps = [line for line in TEXT.splitlines() if re.match(r"(FROM|COPY|RUN|ARG|LABEL) ", line)]
+    dependencies = next(n for n, step in enumerate(steps) if "constraints.txt >" in step)
+    assert [step for step in steps[:dependencies] if re.match(r"COPY (?!pyproject)", step)] == []
+    assert steps.index("ARG REVISION=unknown") > max(n for n, step in enumerate(steps) if step.startswith("COPY"))

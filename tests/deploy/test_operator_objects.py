@@ -16,8 +16,6 @@ from kvmesh.telemetry.metrics import page_of
 SCALED = combined(
     ("namespace", "model-volume", "gpu", "monitoring", "network-policies", "autoscaling", "lws", "lws-autoscaling")
 )
-COMING = {"kvmesh_rooms_running", "kvmesh_queued_prefill_seconds"}
-"""Metrics that the services are about to show; a test fails once they do."""
 
 
 def queries(documents: list[Document]) -> dict[str, list[str]]:
@@ -57,11 +55,7 @@ def test_a_query_asks_for_metrics_of_the_pods_it_names() -> None:
                     if re.fullmatch(pattern, f"{p.name}-x") or re.fullmatch(pattern, p.name)
                 }
                 assert len(services) == 1
-                assert metric in shown_by(services.pop()) | COMING, query
-
-
-def test_no_metric_is_still_called_coming() -> None:
-    assert not COMING & shown_by("every"), "these are here now: take them from COMING"
+                assert metric in shown_by(services.pop()), query
 
 
 def test_every_scaled_object_asks_one_prometheus() -> None:

@@ -16,6 +16,7 @@ from parity import random_prompts
 
 from kvmesh.cli.spans import collect, members, rows
 from kvmesh.client import Client, End
+from kvmesh.protocol.ids import short
 from kvmesh.rpc.channels import dial
 from kvmesh.v1 import inference_pb2
 from kvmesh.v1.inference_pb2_grpc import InferenceServiceStub
@@ -71,10 +72,7 @@ async def test_a_request_shows_every_stop_of_its_walk(tmp_path: Path, tiny_model
         async with Client(mesh.gateway) as client:
             end = await ended(client, prompt)
         await mesh.idle()
-        term, count = end.room.split(".")
-        answers, silent = await collect(
-            [mesh.gateway, mesh.registry, *members(await mesh.paired())], (int(term) << 40) + int(count)
-        )
+        answers, silent = await collect([mesh.gateway, mesh.registry, *members(await mesh.paired())], end.room)
         assert silent == []
         found = rows(answers)
         assert by_process([(r.process, r.name) for r in found]) == STOPS
@@ -91,7 +89,7 @@ async def test_a_request_shows_every_stop_of_its_walk(tmp_path: Path, tiny_model
         prefill = next(r for r in found if (r.process, r.name) == ("prefill p0/1", "prefill"))
         assert prefill.attributes.items() >= {"rank": "1", "tokens": "100"}.items()
 
-        code, out, err = await kvmesh_trace(mesh, end.room)
+        code, out, err = await kvmesh_trace(mesh, short(end.room))
         assert (code, err) == (0, "")
         assert all(name in out for names in STOPS.values() for name in names)
         code, out, err = await kvmesh_trace(mesh, "1.999")

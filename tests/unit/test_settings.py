@@ -189,13 +189,13 @@ SERVICES = pytest.mark.parametrize("service", NEEDED, ids=lambda s: s.__name__)
 @SERVICES
 def test_a_grace_in_which_no_drain_fits_is_refused_with_both_values(service: type) -> None:
     with pytest.raises(BadConfig, match="grace_seconds is 24 and drain_seconds is 20"):
-        load(service, [*NEEDED[service], "--grace-seconds", "24"], {})
-    load(service, [*NEEDED[service], "--grace-seconds", "25"], {})
+        load(service, [*NEEDED[service], "--grace-seconds", "24"], {}).check_serving()
+    load(service, [*NEEDED[service], "--grace-seconds", "25"], {}).check_serving()
 
 
 @SERVICES
 def test_without_a_known_grace_any_drain_will_do(service: type) -> None:
-    load(service, [*NEEDED[service], "--drain-seconds", "9000"], {})
+    load(service, [*NEEDED[service], "--drain-seconds", "9000"], {}).check_serving()
 
 
 @pytest.mark.parametrize("service", [BootstrapSettings, PrefillSettings, DecodeSettings], ids=lambda s: s.__name__)
