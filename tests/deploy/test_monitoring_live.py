@@ -34,7 +34,7 @@ from kvmesh.client import Client
 from kvmesh.errors import InvalidInput
 from tests.mesh.harness import Mesh
 
-pytestmark = [needs_prometheus, pytest.mark.timeout(180)]
+pytestmark = [needs_prometheus, pytest.mark.deep, pytest.mark.slice, pytest.mark.timeout(180)]
 
 CLIENTS = 3
 PARTS = {"assign", "reserve", "queue", "prefill", "transfer_tail", "join", "other"}

@@ -150,6 +150,8 @@ async def test_a_collector_gets_the_same_spans_in_the_client_s_own_trace(
         assert count == wanted + Counter({("kvmesh-prefill", name): num for name, num in stages.items()})
 
 
+@pytest.mark.deep
+@pytest.mark.slice
 async def test_a_collector_that_is_away_holds_nothing_up(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
