@@ -44,18 +44,22 @@ class Answer:
         self._first_at = self._latest_at = 0.0
         self._parts: dict[str, int] = {}
         self._index = 0
+        self.is_whole = False
+        """All of it was handed to the stream: whoever leaves from now on was served."""
 
-    def close_span(self) -> None:
-        """The answer is over: what the client saw of it, from its first token on."""
+    def close(self) -> None:
+        """The request is over, however: what its client saw of it."""
+        request = self._progress.span
+        metrics.OUTPUT_TOKENS.observe(self._index)
+        request.attributes |= {"prompt_tokens": len(self._plan.prompt), "output_tokens": self._index}
+        request.attributes["attempts"] = self._progress.request.attempts
         if self._first_at:
-            span = self._progress.span.child("answer", begun=self._first_at)
+            span = request.child("answer", begun=self._first_at)
             span.attributes["tokens"] = self._index
             span.end(ended=self._latest_at)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens sent so far."""
-        return self._index
+        if self.is_whole:
+            metrics.REQUEST_SECONDS.observe(monotonic() - self._arrived, self._exemplar)
+            request.end()
 
     async def deliver(self, tokens: Sequence[int]) -> None:
         """Sends new tokens and the text they complete; with the last token everything that belongs to the end."""
@@ -69,11 +73,10 @@ class Answer:
         self._index += used
         if self._progress.is_finished:
             text += "" if stopped else self._flush()
-            self._close(response)
+            self._finish(response)
+            self.is_whole = True
         response.text = text
         await self._write(response)
-        if self._progress.is_finished:
-            metrics.REQUEST_SECONDS.observe(monotonic() - self._arrived, self._exemplar)
 
     def _clock(self, num_tokens: int) -> None:
         now = monotonic()
@@ -99,7 +102,7 @@ class Answer:
             self._progress.finish_reason = FINISH_REASON_STOP
         return text
 
-    def _close(self, response: pb.GenerateResponse) -> None:
+    def _finish(self, response: pb.GenerateResponse) -> None:
         response.finish_reason = self._progress.finish_reason
         response.usage.prompt_tokens, response.usage.output_tokens = len(self._plan.prompt), self._index
         response.timing.CopyFrom(timing(self._progress, self._parts, self._latest_at - self._first_at))

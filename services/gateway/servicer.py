@@ -62,7 +62,7 @@ class InferenceServicer(InferenceServiceServicer):
         seconds = self._request_seconds if left is None else left
         failures: list[str] = []
         span = traces.start("request", parent=traces.of_call(context.invocation_metadata()), begun=arrived)
-        with self._counted(), span:
+        with self._counted(span), span:
             try:
                 async with asyncio.timeout(seconds):
                     await self._generate(request, context, span, failures, arrived + seconds)
@@ -108,14 +108,12 @@ class InferenceServicer(InferenceServiceServicer):
         try:
             await self._attempts.run(plan, progress, answer.deliver, deadline)
         finally:
-            metrics.OUTPUT_TOKENS.observe(answer.num_tokens)
-            span.attributes |= {"prompt_tokens": len(plan.prompt), "output_tokens": answer.num_tokens}
-            span.attributes["attempts"] = progress.request.attempts
-            answer.close_span()
+            answer.close()
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Counts the request while it is open, and how it ended."""
+    def _counted(self, span: traces.Span) -> Iterator[None]:
+        """Counts the request while it is open, and how it ended. One whose span ended well before was served: its client
+        left with the last token."""
         self._open += 1
         self._none_open.clear()
         metrics.REQUESTS_OPEN.set(self._open)
@@ -127,7 +125,7 @@ class InferenceServicer(InferenceServiceServicer):
             code = error.code
             raise
         except asyncio.CancelledError:
-            code = "CANCELLED"
+            code = "OK" if span.ended and not span.error else "CANCELLED"
             raise
         finally:
             self._open -= 1

@@ -254,15 +254,11 @@ def test_every_metric_of_the_services_is_there(record: Record) -> None:
     assert {f"{family}_total" for family in missing} <= ONLY_WHEN_IT_HAPPENED.keys()
 
 
-FENCED_RULES = {"job:kvmesh_fenced_calls:rate5m", "job:kvmesh_fenced_frames:rate5m"}
-"""Whether a loss makes something late is a matter of moments: without it they have no series."""
-
-
 @pytest.mark.parametrize("name", [rule.get("alert") or rule["record"] for rule in rules()])
 def test_a_rule_evaluates(record: Record, name: str) -> None:
     rule = record.rules[name]
     assert (rule["health"], rule.get("lastError", "")) == ("ok", "")
-    assert rule["series"] or rule["type"] == "alerting" or name in FENCED_RULES
+    assert rule["series"] or rule["type"] == "alerting"
 
 
 def test_no_alert_that_waits_for_nothing_fires(record: Record) -> None:
@@ -295,6 +291,6 @@ def test_the_slowest_stage_is_named_by_pipeline_and_rank(record: Record) -> None
 def test_what_happened_is_counted(record: Record) -> None:
     requests = record.counted["kvmesh_requests_total"]
     assert requests["OK"] >= CLIENTS
-    assert requests["CANCELLED"] >= 1
+    assert requests["CANCELLED"] == 1
     assert requests["INVALID_ARGUMENT"] == 1
     assert sum(record.counted["kvmesh_attempts_failed_total"].values()) >= 1
