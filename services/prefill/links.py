@@ -84,6 +84,8 @@ class LinkSender:
         if report.frame is None:
             self._window += self._size(report.asked.piece)
             self._ask()
+            if not self._has_work:
+                self._busy_since = None
         else:
             asked = report.asked
             self._outbox.put_nowait(_Outgoing(report.frame, asked.room, self._size(asked.piece)))
@@ -109,11 +111,16 @@ class LinkSender:
 
     def written(self) -> float:
         """The last message was written. Returns the seconds it took, from the moment there was something to send."""
-        now, since = monotonic(), self._busy_since
-        if self._writing is not None:
-            self._sent(self._writing.room, self._writing.kv_bytes)
-        self._busy_since = now if self._pending or self._asked or not self._outbox.empty() else None
+        now, since, written = monotonic(), self._busy_since, self._writing
+        if written is not None:
+            self._sent(written.room, written.kv_bytes)
+        self._writing = None
+        self._busy_since = now if self._has_work else None
         return now - since if since is not None else 0.0
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._pending or self._asked or self._writing or not self._outbox.empty())
 
     def check_progress(self, now: float, limit_seconds: float) -> None:
         """Cuts the link when it has something to send and nothing moved for the limit."""

@@ -94,6 +94,18 @@ async def test_the_time_a_link_was_busy_begins_with_its_work_and_ends_with_the_l
     assert sender.written() == 0, "idle time does not count"
 
 
+async def test_a_room_that_ended_before_its_kv_was_sent_leaves_no_busy_time_behind() -> None:
+    worker = Worker()
+    sender = link(worker)
+    sender.computed(computed())
+    for asked in worker.asked:
+        sender.copied(FrameCopied(asked, None))
+    await asyncio.sleep(0.02)
+    sender.sampled(Sampled(KEY, RoomId(8), 5, 0.0))
+    await sender.next_message()
+    assert sender.written() == 0
+
+
 async def test_messages_leave_in_the_order_they_became_ready() -> None:
     worker = Worker()
     sender = link(worker)
