@@ -37,7 +37,7 @@ FAILED_EXIT, MISFIT_EXIT, STALE_TERM_EXIT = 1, 3, 4
 
 _LAST_CALLS_SECONDS = 0.5
 """What calls still open after the drain get to hear of the end; they are reflection and watchers by then."""
-LAST_CALLS_SECONDS = 5
+SPARE_SECONDS = 5
 """From the end of the drain's time to the end of the process, at the latest: docs/operations.md, Drain."""
 _HARD_END_SECONDS = 3.0
 """After the drain's time: a process that is not gone by then shows where it hangs and is ended from outside Python."""
@@ -62,10 +62,10 @@ class ServeSettings:
         """
         if self.drain_seconds < 0:
             raise BadConfig(f"drain_seconds is {self.drain_seconds:g}; 0 or more is needed")
-        if 0 < self.grace_seconds < self.drain_seconds + LAST_CALLS_SECONDS:
+        if 0 < self.grace_seconds < self.drain_seconds + SPARE_SECONDS:
             raise BadConfig(
                 f"grace_seconds is {self.grace_seconds:g} and drain_seconds is {self.drain_seconds:g}; "
-                f"a drain needs {LAST_CALLS_SECONDS} s less than the grace, to end by itself"
+                f"a drain needs {SPARE_SECONDS} s less than the grace, to end by itself"
             )
         if self.watchdog_seconds < 0.1:
             raise BadConfig(f"watchdog_seconds is {self.watchdog_seconds:g}; at least 0.1 is needed")

@@ -6,12 +6,12 @@ from typing import cast
 
 from kvmesh.errors import BadConfig
 from kvmesh.kv.layout import DTypeName
-from kvmesh.rpc.life import ServeSettings
+from kvmesh.rpc.membership import MemberSettings
 from kvmesh.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeSettings(ServeSettings):
+class DecodeSettings(MemberSettings):
     """One decoder."""
 
     bootstrap: str = setting(help="address of the registry, host:port")
@@ -27,8 +27,6 @@ class DecodeSettings(ServeSettings):
     max_running_rooms: int = setting(64, help="rooms that hold pages at once: the largest decode batch")
     max_waiting_rooms: int = setting(256, help="rooms that may wait for pages")
     window_mib: int = setting(32, help="MiB of KV that each stage may have in flight")
-    heartbeat_seconds: float = setting(0.5, help="time between two signs of life to the registry")
-    lease_seconds: float = setting(0.0, help="the registry's lease, where it is known here; 0: not known")
 
     def check(self) -> None:
         """Raises:
@@ -41,16 +39,7 @@ class DecodeSettings(ServeSettings):
             raise BadConfig(f"dtype is {self.dtype!r}; fp32 and bf16 are supported")
         if min(self.max_tokens, self.max_waiting_rooms) < 0:
             raise BadConfig("max_tokens and max_waiting_rooms are 0 or more")
-        if not 0 < self.heartbeat_seconds < self.watchdog_seconds * 10:
-            raise BadConfig(
-                f"heartbeat_seconds is {self.heartbeat_seconds:g} and watchdog_seconds is {self.watchdog_seconds:g}; "
-                "a heartbeat must be positive and shorter than ten times the watchdog"
-            )
-        if 0 < self.lease_seconds <= self.heartbeat_seconds:
-            raise BadConfig(
-                f"heartbeat_seconds is {self.heartbeat_seconds:g} and lease_seconds is {self.lease_seconds:g}; "
-                "a heartbeat must be shorter than the registry's lease"
-            )
+        self.check_membership()
 
     @property
     def dtype_name(self) -> DTypeName:

@@ -6,12 +6,12 @@ from typing import cast
 
 from kvmesh.errors import BadConfig
 from kvmesh.kv.layout import DTypeName
-from kvmesh.rpc.life import ServeSettings
+from kvmesh.rpc.membership import MemberSettings
 from kvmesh.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillSettings(ServeSettings):
+class PrefillSettings(MemberSettings):
     """One stage of one pipeline."""
 
     bootstrap: str = setting(help="address of the registry, host:port")
@@ -31,8 +31,6 @@ class PrefillSettings(ServeSettings):
     max_tokens: int = setting(0, help="longest prompt plus output served; 0: the model's positions")
     step_tokens: int = setting(128, help="most prompt tokens of one step")
     max_waiting_rooms: int = setting(256, help="rooms that may wait at rank 0")
-    heartbeat_seconds: float = setting(0.5, help="time between two signs of life to the registry")
-    lease_seconds: float = setting(0.0, help="the registry's lease, where it is known here; 0: not known")
 
     def check(self) -> None:
         """Raises:
@@ -49,16 +47,7 @@ class PrefillSettings(ServeSettings):
             raise BadConfig(f"dtype is {self.dtype!r}; fp32 and bf16 are supported")
         if self.max_tokens < 0:
             raise BadConfig(f"max_tokens is {self.max_tokens}; 0 or more is needed")
-        if not 0 < self.heartbeat_seconds < self.watchdog_seconds * 10:
-            raise BadConfig(
-                f"heartbeat_seconds is {self.heartbeat_seconds:g} and watchdog_seconds is {self.watchdog_seconds:g}; "
-                "a heartbeat must be positive and shorter than ten times the watchdog"
-            )
-        if 0 < self.lease_seconds <= self.heartbeat_seconds:
-            raise BadConfig(
-                f"heartbeat_seconds is {self.heartbeat_seconds:g} and lease_seconds is {self.lease_seconds:g}; "
-                "a heartbeat must be shorter than the registry's lease"
-            )
+        self.check_membership()
 
     @property
     def dtype_name(self) -> DTypeName:

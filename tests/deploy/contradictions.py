@@ -13,10 +13,7 @@ from manifests import Document, Pod, named, pods, replicas, selects, template, w
 from kvmesh.errors import BadConfig
 from kvmesh.rpc.address import parse
 from kvmesh.rpc.health import LIVENESS, READINESS
-from kvmesh.rpc.life import ServeSettings
-
-LAST_CALLS_SECONDS = 5
-"""From the end of the drain to the hard end of a process (kvmesh.rpc.life)."""
+from kvmesh.rpc.life import SPARE_SECONDS, ServeSettings
 
 
 def contradictions(documents: list[Document]) -> list[str]:
@@ -57,10 +54,10 @@ def _of_pod(pod: Pod) -> Iterator[str]:
 
 def _of_end(pod: Pod, settings: ServeSettings) -> Iterator[str]:
     grace, drain = pod.spec["terminationGracePeriodSeconds"], settings.drain_seconds
-    if pod.grace_seconds < drain + LAST_CALLS_SECONDS:
+    if pod.grace_seconds < drain + SPARE_SECONDS:
         yield (
             f"{pod.name}: grace of {grace} s, preStop of {pod.pre_stop_seconds} s, drain of {drain:g} s and "
-            f"{LAST_CALLS_SECONDS} s for the last calls"
+            f"{SPARE_SECONDS} s for the last calls"
         )
     told = settings.grace_seconds  # type: ignore[attr-defined]  # every service has it
     if told != pod.grace_seconds:
