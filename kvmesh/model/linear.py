@@ -5,9 +5,17 @@ three times as fast as `torch.nn.functional.linear` (docs/decisions/0001-own-mod
 where oneDNN lacks the format, it is that function. Knows no model.
 """
 
+import os
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+KERNELS_KEPT = 128
+"""Compiled kernels that a process keeps: one for each number of rows and shape of weight, of up to 0.8 MB. A new one takes half
+a millisecond and serves all layers. The default is 1,024, twice: a gigabyte, once prompts of every length have come."""
+for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's, and torch's own over it
+    os.environ.setdefault(_cache, str(KERNELS_KEPT))  # both are read with the first product
 
 
 class Linear:

@@ -1,5 +1,8 @@
 """The packed linear layer equals the plain one, for every format, with and without bias, for any number of rows."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -19,3 +22,28 @@ def test_it_equals_torch(dtype: torch.dtype, tolerance: float, has_bias: bool, r
     expected = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert y.dtype == dtype
     assert (y - expected).abs().max() < tolerance * expected.abs().max()
+
+
+MANY_LENGTHS = """
+import os, torch
+from kvmesh.model.linear import Linear
+
+def resident():
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+layers = [Linear(torch.zeros(rows, 576)) for rows in (960, 1024, 1536)]
+x = torch.zeros(320, 576)
+for length in range(1, 320):
+    if length == 64:
+        before = resident()
+    for layer in layers:
+        layer(x[:length])
+print(resident() - before)
+"""
+"""Prints by how many bytes a process grows with inputs of lengths it has not met before."""
+
+
+def test_inputs_of_ever_new_lengths_do_not_fill_the_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", MANY_LENGTHS], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) < 256 << 20
