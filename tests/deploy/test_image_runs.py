@@ -30,7 +30,7 @@ VARIABLES = {
 }
 """One environment for all services, as the pods have it."""
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deep, pytest.mark.slice, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
