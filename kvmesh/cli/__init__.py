@@ -1,1 +1,1 @@
-"""The command line: `kvmesh up | chat | status`. Talks to the services over gRPC and starts them as processes, no more."""
+"""The command line: `kvmesh up | chat | status | trace | size`. Talks to services over gRPC, starts processes, no more."""

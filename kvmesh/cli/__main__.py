@@ -1,11 +1,11 @@
-"""`kvmesh up | chat | status | trace`: reads the command line and runs one command."""
+"""`kvmesh up | chat | status | trace | size`: reads the command line and runs one command."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from kvmesh.cli import chat, status, trace, up
+from kvmesh.cli import chat, size, status, trace, up
 from kvmesh.errors import BadConfig, KvmeshError
 from kvmesh.settings import BAD_CONFIG_EXIT
 
@@ -28,11 +28,13 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kvmesh", description="A mesh of services that serves a language model.")
-    commands = parser.add_subparsers(required=True, metavar="up | chat | status | trace")
-    up.add_to(commands, Path(os.environ.get("KVMESH_CACHE_DIR", _DEFAULT_CACHE)).expanduser())
+    commands = parser.add_subparsers(required=True, metavar="up | chat | status | trace | size")
+    cache_dir = Path(os.environ.get("KVMESH_CACHE_DIR", _DEFAULT_CACHE)).expanduser()
+    up.add_to(commands, cache_dir)
     chat.add_to(commands)
     status.add_to(commands)
     trace.add_to(commands)
+    size.add_to(commands, cache_dir)
     return parser
 
 

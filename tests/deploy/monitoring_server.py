@@ -98,6 +98,11 @@ class Prometheus:
             if "ready to receive web requests" in text:
                 ready.set()
 
+    @property
+    def base_url(self) -> str:
+        """Of its HTTP API."""
+        return str(self._client.base_url)
+
     async def ask(self, path: str, **parameters: Any) -> Any:
         """The data of an answer of its HTTP API."""
         response = await self._client.get(path, params=parameters)
