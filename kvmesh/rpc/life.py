@@ -149,18 +149,21 @@ class Life:
             self.exit_code = self.exit_code or FAILED_EXIT
 
 
-def main(name: str, settings: ServeSettings, make: Callable[[Life], Service]) -> NoReturn:
+def main(
+    name: str, settings: ServeSettings, make: Callable[[Life], Service], *, connection_seconds: float = 0.0
+) -> NoReturn:
     """Lives one life and exits.
 
     Args:
         name: the service, e.g. "prefill".
         settings: its settings.
         make: makes the service; called on the event loop, once the port is bound and before it is served.
+        connection_seconds: age at which connections to its port are renewed; 0: never, as peers want it.
     """
     try:
         settings.check_serving()
         logs.setup(name, settings.log_level)
-        code = uvloop.run(_serve(name, settings, make))
+        code = uvloop.run(_serve(name, settings, make, connection_seconds))
     except Exception as error:  # the last stop: everything becomes an exit code
         code = _exit_code(error)
     sys.stdout.flush()
@@ -168,17 +171,21 @@ def main(name: str, settings: ServeSettings, make: Callable[[Life], Service]) ->
     sys.exit(code)
 
 
-async def _serve(name: str, settings: ServeSettings, make: Callable[[Life], Service]) -> int:
+async def _serve(name: str, settings: ServeSettings, make: Callable[[Life], Service], connection_seconds: float) -> int:
     life = Life(settings)
     with otlp.exporting(name):
-        return await _serve_life(life, name, settings, make)
+        return await _serve_life(life, name, settings, make, connection_seconds)
 
 
-async def _serve_life(life: Life, name: str, settings: ServeSettings, make: Callable[[Life], Service]) -> int:
+async def _serve_life(
+    life: Life, name: str, settings: ServeSettings, make: Callable[[Life], Service], connection_seconds: float
+) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life._on_signal, number)
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(settings.watchdog_seconds))
+    server = grpc.aio.server(
+        interceptors=[ErrorInterceptor()], options=server_options(settings.watchdog_seconds, connection_seconds)
+    )
     bound = _bind("listen", settings.listen, server.add_insecure_port)
     life.address = str(advertised(settings.advertise, bound))
     health = _bind("health_listen", settings.health_listen, life._health.bind)

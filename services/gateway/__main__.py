@@ -18,4 +18,4 @@ def make(settings: GatewaySettings, life: Life) -> Gateway:
 
 if __name__ == "__main__":
     settings = load_or_exit(GatewaySettings, "services.gateway")
-    main("gateway", settings, lambda life: make(settings, life))
+    main("gateway", settings, lambda life: make(settings, life), connection_seconds=settings.connection_seconds)

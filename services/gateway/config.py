@@ -22,6 +22,9 @@ class GatewaySettings(ServeSettings):
     cache_dir: Path = setting(Path("~/.cache/kvmesh"), help="where converted models are kept")
     request_seconds: float = setting(600.0, help="longest time of a request whose client set no deadline")
     max_attempts: int = setting(3, help="rooms tried for one request")
+    connection_seconds: float = setting(
+        300.0, help="age at which a client's connection takes no new request, so that it finds new gateways; 0: never"
+    )
 
     def check(self) -> None:
         """Raises:
@@ -32,3 +35,5 @@ class GatewaySettings(ServeSettings):
             raise BadConfig(f"request_seconds is {self.request_seconds:g}; more than 0 is needed")
         if self.max_attempts < 1:
             raise BadConfig(f"max_attempts is {self.max_attempts}; at least 1 is needed")
+        if self.connection_seconds < 0:
+            raise BadConfig(f"connection_seconds is {self.connection_seconds:g}; 0 or more is needed")

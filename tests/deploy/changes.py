@@ -29,6 +29,17 @@ def of(kind: str, name: str, path: str, value: object) -> Change:
     return lambda documents: put(named(documents, kind)[name], path, value)
 
 
+def keeps(budget: str, count: int | str) -> Change:
+    """Makes a disruption budget say how many it keeps."""
+
+    def change(documents: list[Document]) -> None:
+        spec = named(documents, "PodDisruptionBudget")[budget]["spec"]
+        del spec["maxUnavailable"]
+        spec["minAvailable"] = count
+
+    return change
+
+
 def setting(name: str, value: str) -> Change:
     """Sets a setting for all pods."""
 

@@ -3,7 +3,7 @@
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +24,13 @@ def documented() -> list[tuple[str, ...]]:
 @cache
 def combined(components: tuple[str, ...]) -> list[Document]:
     """The base with some components; don't change what it returns."""
-    return _with_kustomization(_HEAD + yaml.safe_dump({"components": [f"../../components/{c}" for c in components]}))
+    return _with_kustomization(_HEAD + yaml.safe_dump(_components(components)))
+
+
+def with_labels(components: tuple[str, ...], labels: Mapping[str, str]) -> list[Document]:
+    """The base with some components, in an overlay that puts labels on everything, selectors included."""
+    labelled = {"labels": [{"pairs": dict(labels), "includeSelectors": True}]}
+    return _with_kustomization(_HEAD + yaml.safe_dump(_components(components) | labelled))
 
 
 @cache
@@ -42,6 +48,10 @@ def production_without(left_out: tuple[str, ...]) -> list[Document]:
     assert set(unwanted) <= set(kustomization["components"])
     kustomization["components"] = [c for c in kustomization["components"] if c not in unwanted]
     return _with_kustomization(yaml.safe_dump(kustomization), production.glob("*.yaml"))
+
+
+def _components(components: tuple[str, ...]) -> dict[str, list[str]]:
+    return {"components": [f"../../components/{c}" for c in components]}
 
 
 def _with_kustomization(text: str, beside: Sequence[Path] = ()) -> list[Document]:

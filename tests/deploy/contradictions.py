@@ -4,23 +4,30 @@ One line each, with both values, so that tests can show that it is noticed. What
 service refuses at its start as well; the rest shows only here.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from manifests import Document, Pod, named, pods, replicas, selects, template, workloads
+from manifests import Document, Pod, named, num_bytes, pods, replicas, scalers, selects, template, workloads
 
 from kvmesh.errors import BadConfig
 from kvmesh.rpc.address import parse
 from kvmesh.rpc.health import LIVENESS, READINESS
 from kvmesh.rpc.life import SPARE_SECONDS, ServeSettings
 
+MIB = 2**20
+LOADED_MIB_A_SECOND = 50
+"""What a slow shared volume gives to each of many pods that start together."""
+
 
 def contradictions(documents: list[Document]) -> list[str]:
     return [
         *(line for pod in pods(documents) for line in _of_pod(pod)),
+        *_of_registry(documents),
         *_of_leases(documents),
         *_of_pipelines(documents),
+        *_of_formats(documents),
         *(line for service in named(documents, "Service").values() for line in _of_service(service, documents)),
         *_of_labels(documents),
         *_of_budgets(documents),
@@ -46,10 +53,26 @@ def _of_pod(pod: Pod) -> Iterator[str]:
         asked = pod.container[probe]["grpc"]
         if asked != {"port": pod.ports["health"], "service": service}:
             yield f"{who}: {probe} asks {asked}, health serves {service} on {pod.ports['health']}"
+    yield from _of_start(pod, settings)
     yield from _of_end(pod, settings)
     yield from _of_stage(pod, settings)
     yield from _of_registry_address(pod, settings)
     yield from _of_volumes(pod, settings)
+
+
+def _of_start(pod: Pod, settings: ServeSettings) -> Iterator[str]:
+    """What a pod loads passes through the memory it asks for; a startup probe has to wait for as much as that."""
+    if not hasattr(settings, "model"):
+        return
+    probe = {"periodSeconds": 10, "failureThreshold": 3, **pod.container["startupProbe"]}
+    allowed = probe["periodSeconds"] * probe["failureThreshold"]
+    asked = num_bytes(pod.container["resources"]["requests"]["memory"])
+    needed = math.ceil(asked / MIB / LOADED_MIB_A_SECOND)
+    if allowed < needed:
+        yield (
+            f"{pod.name}: startupProbe allows {allowed} s, {asked // MIB} MiB of memory may take {needed} s to load "
+            f"({LOADED_MIB_A_SECOND} MiB/s)"
+        )
 
 
 def _of_end(pod: Pod, settings: ServeSettings) -> Iterator[str]:
@@ -115,6 +138,12 @@ def _settled(documents: list[Document]) -> Iterator[tuple[Pod, ServeSettings]]:
             continue
 
 
+def _of_registry(documents: list[Document]) -> Iterator[str]:
+    registries = [p for p in pods(documents) if p.service == "bootstrap"]
+    if len(registries) > 1:  # each with a volume and a term of its own
+        yield f"the registry has {len(registries)} replicas; one is all there may be"
+
+
 def _of_leases(documents: list[Document]) -> Iterator[str]:
     leases = [s.lease_seconds for p, s in _settled(documents) if p.service == "bootstrap"]  # type: ignore[attr-defined]
     for pod, settings in _settled(documents):
@@ -132,6 +161,18 @@ def _of_pipelines(documents: list[Document]) -> Iterator[str]:
             if seat in seats:
                 yield f"{pod.name} and {seats[seat]}: both are rank {seat[1]} of pipeline {seat[0]}"
             seats[seat] = pod.name
+
+
+def _of_formats(documents: list[Document]) -> Iterator[str]:
+    """KV goes from stages to decoders as it is: they pair only where both are the same."""
+    for field in ("dtype", "page_size"):
+        told: dict[str, set[object]] = {"prefill": set(), "decode": set()}
+        for pod, settings in _settled(documents):
+            if pod.service in told:
+                told[pod.service].add(getattr(settings, field))
+        stages, decoders = (sorted(map(str, told[s])) for s in ("prefill", "decode"))
+        if len(told["prefill"] | told["decode"]) > 1:
+            yield f"{field} is {' and '.join(stages)} for stages, {' and '.join(decoders)} for decoders"
 
 
 def _of_service(service: Document, documents: list[Document]) -> Iterator[str]:
@@ -163,6 +204,8 @@ def _of_budgets(documents: list[Document]) -> Iterator[str]:
         mine = [p.name for p in pods(documents) if selects(budget["spec"]["selector"]["matchLabels"], p.labels)]
         if not mine:
             yield f"PodDisruptionBudget {name} selects no pod"
+        elif (least := _kept(budget["spec"], len(mine))) >= len(mine):
+            yield f"PodDisruptionBudget {name} keeps {least} of {len(mine)}: no node of theirs can be emptied, ever"
         for pod in mine:
             held.setdefault(pod, []).append(name)
     for pod, names in held.items():
@@ -170,19 +213,31 @@ def _of_budgets(documents: list[Document]) -> Iterator[str]:
             yield f"{pod}: counted by the disruption budgets {' and '.join(names)}"
 
 
+def _kept(budget: Document, count: int) -> int:
+    """How many of so many pods a disruption budget never gives."""
+    (of,) = {"minAvailable", "maxUnavailable"} & budget.keys()
+    share = str(budget[of])
+    number = math.ceil(count * int(share[:-1]) / 100) if share.endswith("%") else int(share)
+    return number if of == "minAvailable" else count - number
+
+
 def _of_scaling(documents: list[Document]) -> Iterator[str]:
-    by_name = {(w["kind"], w["metadata"]["name"]): w for w in workloads(documents)}
-    for name, scaled in named(documents, "ScaledObject").items():
-        target = scaled["spec"]["scaleTargetRef"]
-        workload = by_name.get((target["kind"], target["name"]))
-        if workload is None or workload["apiVersion"] != target["apiVersion"]:
-            yield f"ScaledObject {name} scales {target['kind']} {target['name']}, there is none"
+    by_name = {(w["apiVersion"], w["kind"], w["metadata"]["name"]): w for w in workloads(documents)}
+    owners: dict[tuple[str, str, str], str] = {}
+    for scaler in scalers(documents):
+        who, (_, kind, name) = scaler.who, scaler.target
+        workload = by_name.get(scaler.target)
+        if workload is None:
+            yield f"{who} scales {kind} {name}, there is none"
         elif "replicas" in workload["spec"]:
-            yield f"ScaledObject {name}: {target['name']} has replicas too: {workload['spec']['replicas']}"
-        elif workload["kind"] == "StatefulSet" and "prefill" in target["name"]:
-            yield f"ScaledObject {name} scales the stages of a pipeline, which grows as a whole"
-        namespace = scaled["metadata"].get("namespace", "kvmesh")
-        for trigger in scaled["spec"]["triggers"]:
-            asked = set(re.findall(r'job="kvmesh/([^"]*)"', trigger["metadata"]["query"]))
+            yield f"{who}: {name} has replicas too: {workload['spec']['replicas']}"
+        elif kind == "StatefulSet" and "prefill" in name:
+            yield f"{who} scales the stages of a pipeline, which grows as a whole"
+        if scaler.target in owners:
+            yield f"{who} and {owners[scaler.target]}: both scale {kind} {name}"
+        owners[scaler.target] = who
+        namespace = scaler.document["metadata"].get("namespace", "kvmesh")
+        for query in scaler.queries:
+            asked = set(re.findall(r'job="kvmesh/([^"]*)"', query))
             if asked != {namespace}:
-                yield f"ScaledObject {name} asks for the mesh of namespace {sorted(asked)}, its own is {namespace}"
+                yield f"{who} asks for the mesh of namespace {sorted(asked)}, its own is {namespace}"

@@ -20,13 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from manifests import ROOT, Document, Pod, named, pods, selects
 from node import Mount, Node, image_environment
 
-_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 _KUBELET = {"timeoutSeconds": 1, "periodSeconds": 10, "failureThreshold": 3}
 """What a probe has where it does not say."""
-
-
-def num_bytes(quantity: str) -> int:
-    return int(quantity[:-2]) * _UNITS[quantity[-2:]]
 
 
 def peak_bytes(pid: int) -> int:

@@ -24,6 +24,8 @@ SERVICES = ("bootstrap", "prefill", "decode", "gateway")
 
 POD_IP = "10.1.2.3"
 
+_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
 Document = dict[str, Any]
 
 
@@ -40,6 +42,10 @@ def named(documents: list[Document], kind: str) -> dict[str, Document]:
 
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     return selector.items() <= labels.items()
+
+
+def num_bytes(quantity: str) -> int:
+    return int(quantity[:-2]) * _UNITS[quantity[-2:]]
 
 
 @dataclass(frozen=True)
@@ -171,15 +177,43 @@ def workloads(documents: list[Document]) -> list[Document]:
     return [d for d in documents if d["kind"] in ("StatefulSet", "Deployment", "LeaderWorkerSet")]
 
 
+@dataclass(frozen=True)
+class Scaler:
+    """What has the number of a workload's replicas: KEDA's kind or Kubernetes' own."""
+
+    document: Document
+
+    @property
+    def who(self) -> str:
+        return f"{self.document['kind']} {self.document['metadata']['name']}"
+
+    @property
+    def target(self) -> tuple[str, str, str]:
+        """Version of the API, kind and name of what it scales."""
+        target = self.document["spec"]["scaleTargetRef"]
+        return target["apiVersion"], target["kind"], target["name"]
+
+    @property
+    def least(self) -> int:
+        spec = self.document["spec"]
+        return spec["minReplicas"] if self.document["kind"] == "HorizontalPodAutoscaler" else spec["minReplicaCount"]
+
+    @property
+    def queries(self) -> list[str]:
+        """KEDA's; Kubernetes' own asks by name."""
+        return [t["metadata"]["query"] for t in self.document["spec"].get("triggers", [])]
+
+
+def scalers(documents: list[Document]) -> list[Scaler]:
+    return [Scaler(d) for d in documents if d["kind"] in ("ScaledObject", "HorizontalPodAutoscaler")]
+
+
 def replicas(workload: Document, documents: list[Document]) -> int:
     """How many there are at first: where an autoscaler has the number, its least."""
     if "replicas" in workload["spec"]:
         return workload["spec"]["replicas"]
-    for scaled in named(documents, "ScaledObject").values():
-        target = scaled["spec"]["scaleTargetRef"]
-        if (target["kind"], target["name"]) == (workload["kind"], workload["metadata"]["name"]):
-            return scaled["spec"]["minReplicaCount"]
-    return 1
+    mine = (workload["apiVersion"], workload["kind"], workload["metadata"]["name"])
+    return next((s.least for s in scalers(documents) if s.target == mine), 1)
 
 
 def pods(documents: list[Document]) -> list[Pod]:

@@ -16,8 +16,8 @@ import kubernetes_validate
 import yaml
 from manifests import Document
 
-VERSIONS = ("1.34", "1.37")
-"""The oldest that is still supported upstream, and the newest there are schemas for."""
+VERSIONS = ("1.31", "1.34", "1.37")
+"""The oldest that the README names, the oldest that is still supported upstream, the newest there are schemas for."""
 
 PROMTOOL = shutil.which("promtool")
 
@@ -70,13 +70,20 @@ SCALED_OBJECT = kind(
                     {
                         "type": one_of("prometheus"),
                         "metricType": one_of("AverageValue"),
-                        "metadata": closed({"serverAddress": TEXT, "query": TEXT, "threshold": TEXT}),
+                        # KEDA's own default for ignoreNullValues makes an empty answer 0, and so the least.
+                        "metadata": closed(
+                            {
+                                "serverAddress": TEXT,
+                                "query": TEXT,
+                                "threshold": TEXT,
+                                "ignoreNullValues": one_of("false"),
+                            }
+                        ),
                     }
                 )
             ),
         },
         {
-            "pollingInterval": COUNT,
             "fallback": closed(
                 {"failureThreshold": COUNT, "replicas": COUNT},
                 {"behavior": one_of("static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower")},

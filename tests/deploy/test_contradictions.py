@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from changes import Change, of, setting, variable, within
+from changes import Change, keeps, of, setting, variable, within
 from combinations import combined, documented, rendered
 from contradictions import contradictions
 from manifests import OVERLAYS, Document, named
@@ -25,6 +25,8 @@ def changed(documents: list[Document], change: Change) -> str:
     change(broken)
     return "\n".join(contradictions(broken))
 
+
+DECODE = "kvmesh-decode"
 
 IN_BASE = {
     "three pods for two stages": (within("kvmesh-prefill", "spec.replicas", 3), "rank -1 is outside"),
@@ -111,6 +113,35 @@ IN_BASE = {
         ),
         "counted by the disruption budgets kvmesh-decode and kvmesh-gateway",
     ),
+    "a second registry": (
+        within("kvmesh-bootstrap", "spec.replicas", 2),
+        "the registry has 2 replicas; one is all there may be",
+    ),
+    "a budget that keeps all": (
+        of("PodDisruptionBudget", "kvmesh-prefill", "spec.maxUnavailable", 0),
+        "PodDisruptionBudget kvmesh-prefill keeps 2 of 2",
+    ),
+    "a budget that keeps all, by share": (
+        of("PodDisruptionBudget", "kvmesh-prefill", "spec.maxUnavailable", "0%"),
+        "PodDisruptionBudget kvmesh-prefill keeps 2 of 2",
+    ),
+    "a budget that keeps what there is": (keeps("kvmesh-decode", 1), "PodDisruptionBudget kvmesh-decode keeps 1 of 1"),
+    "a budget that keeps more than half of one": (
+        keeps("kvmesh-decode", "51%"),
+        "PodDisruptionBudget kvmesh-decode keeps 1 of 1",
+    ),
+    "decoders of another dtype": (
+        variable("kvmesh-decode", "KVMESH_DTYPE", "bf16"),
+        "dtype is fp32 for stages, bf16 for decoders",
+    ),
+    "decoders of other pages": (
+        variable("kvmesh-decode", "KVMESH_PAGE_SIZE", "32"),
+        "page_size is 16 for stages, 32 for decoders",
+    ),
+    "too little time to load": (
+        within("kvmesh-decode", ".containers.0.startupProbe.failureThreshold", 30),
+        "startupProbe allows 60 s, 3072 MiB of memory may take 62 s to load",
+    ),
     "two workloads for one pod": (
         within("kvmesh-decode", "spec.selector.matchLabels", {"app.kubernetes.io/part-of": "kvmesh"}),
         "also selects the pods of",
@@ -134,6 +165,17 @@ IN_PRODUCTION = {
             named(documents, "StatefulSet")["kvmesh-prefill"]["spec"].pop("replicas"),
         ],
         "which grows as a whole",
+    ),
+    "two scalers of one number": (
+        lambda documents: documents.append(named(combined(("autoscaling-hpa",)), "HorizontalPodAutoscaler")[DECODE]),
+        "HorizontalPodAutoscaler kvmesh-decode and ScaledObject kvmesh-decode: both scale StatefulSet kvmesh-decode",
+    ),
+    "a scaler of nothing": (
+        lambda documents: [
+            documents.append(copy.deepcopy(named(combined(("autoscaling-hpa",)), "HorizontalPodAutoscaler")[DECODE])),
+            of("HorizontalPodAutoscaler", DECODE, "spec.scaleTargetRef.kind", "Deployment")(documents),
+        ],
+        "HorizontalPodAutoscaler kvmesh-decode scales Deployment kvmesh-decode, there is none",
     ),
     "queries of another namespace": (
         of("ScaledObject", "kvmesh-decode", "metadata.namespace", "mesh"),

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from combinations import combined, production_without, rendered
-from local_cluster import LocalCluster, Running, num_bytes
-from manifests import Document, named, pods
+from local_cluster import LocalCluster, Running
+from manifests import Document, named, num_bytes, pods
 from node import Node, why_not
 
 from kvmesh.client import Client

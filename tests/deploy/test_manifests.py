@@ -1,11 +1,14 @@
 """deploy/k8s: the base and the overlays, hardened, and of one mind with the services they start."""
 
+import os
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path, PurePosixPath
 
 import pytest
-from combinations import rendered
+from combinations import combined, rendered, with_labels
+from contradictions import contradictions
 from manifests import BASE, K8S, OVERLAYS, ROOT, SERVICES, Document, Pod, named, pods, render, workloads
 
 from kvmesh.rpc.address import Address, advertised, parse
@@ -44,10 +47,29 @@ def test_a_pod_advertises_its_own_ip_of_either_family(pod: Pod, pod_ip: str) -> 
 def test_members_are_dialled_before_they_are_ready(base: list[Document]) -> None:
     services = named(base, "Service")
     for name in ("kvmesh-bootstrap", "kvmesh-prefill", "kvmesh-decode"):
-        assert services[name]["spec"]["clusterIP"] == "None"
         assert services[name]["spec"]["publishNotReadyAddresses"] is True
     for workload in named(base, "StatefulSet").values():
         assert workload["spec"]["serviceName"] in services
+
+
+def test_the_registry_keeps_its_address_when_it_moves(base: list[Document]) -> None:
+    """Members dial its name; pods dial each other by their own addresses."""
+    headless = {n for n, s in named(base, "Service").items() if s["spec"].get("clusterIP") == "None"}
+    assert headless == {"kvmesh-prefill", "kvmesh-decode", "kvmesh-gateway-pods"}
+
+
+@pytest.mark.parametrize("pod_index", ["", "0", "1"])
+def test_a_stage_without_an_index_does_not_start(base: list[Document], pod_index: str) -> None:
+    """An absent label gives an empty variable, and the shell would take that for 0."""
+    stage = next(p for p in pods(base) if p.service == "prefill")
+    environment = stage.environment() | {"POD_INDEX": pod_index, "PATH": os.environ["PATH"]}
+    words = [word.replace("exec python", "exec echo") for word in stage.words()]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=10, check=False)
+    if pod_index:
+        assert f"--rank={1 - int(pod_index)}" in done.stdout
+    else:
+        assert done.returncode != 0
+        assert "POD_INDEX" in done.stderr
 
 
 def test_clients_reach_only_gateways_that_are_ready(base: list[Document]) -> None:
@@ -148,7 +170,7 @@ def test_a_second_pipeline_has_names_and_labels_of_its_own_and_the_same_settings
     sets = named(rendered("production"), "StatefulSet")
     first, second = sets["kvmesh-prefill"], sets["kvmesh-prefill-p1"]
     labels = [s["spec"]["selector"]["matchLabels"] for s in (first, second)]
-    assert [one["app.kubernetes.io/instance"] for one in labels] == ["p0", "p1"]
+    assert [one["kvmesh/pipeline"] for one in labels] == ["p0", "p1"]
     stages = [p for p in pods(rendered("production")) if p.service == "prefill"]
     assert {(s.pipeline, s.rank) for s in (p.settings() for p in stages)} == {  # type: ignore[attr-defined]
         ("p0", 0),
@@ -156,7 +178,37 @@ def test_a_second_pipeline_has_names_and_labels_of_its_own_and_the_same_settings
         ("p1", 0),
         ("p1", 1),
     }
-    (wish,) = second["spec"]["template"]["spec"]["affinity"]["podAffinity"][
-        "preferredDuringSchedulingIgnoredDuringExecution"
-    ]
-    assert wish["podAffinityTerm"]["labelSelector"]["matchLabels"] == labels[1]
+
+
+def wish(stage: Pod, kind: str) -> Document:
+    """The one preference of a stage for where it runs: of kind podAffinity or podAntiAffinity."""
+    (found,) = stage.spec["affinity"][kind]["preferredDuringSchedulingIgnoredDuringExecution"]
+    term = found["podAffinityTerm"]
+    # What kustomize adds to matchLabels would be a pipeline's label beside the key of the same name, which is refused.
+    assert term["labelSelector"] == {
+        "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": ["kvmesh-prefill"]}]
+    }
+    return term
+
+
+@pytest.mark.parametrize(("name", "num_stages"), [("base", 2), ("production", 4), ("lws", 2)])
+def test_a_pipeline_is_near_itself_and_far_from_others(name: str, num_stages: int) -> None:
+    stages = [p for p in pods(combined(("lws",)) if name == "lws" else rendered(name)) if p.service == "prefill"]
+    assert len(stages) == num_stages
+    for stage in stages:
+        near, far = wish(stage, "podAffinity"), wish(stage, "podAntiAffinity")
+        assert (near["topologyKey"], far["topologyKey"]) == ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+        (key,) = near["matchLabelKeys"]
+        assert far["mismatchLabelKeys"] == [key]
+        # The label is the pipeline's name, or the number in it.
+        assert stage.settings().pipeline in (stage.labels[key], f"p{stage.labels[key]}")  # type: ignore[attr-defined]
+
+
+def test_labels_of_an_overlay_leave_pipelines_apart() -> None:
+    labelled = with_labels(("second-pipeline",), {"app.kubernetes.io/instance": "prod"})
+    assert contradictions(labelled) == []
+    assert {p.labels["app.kubernetes.io/instance"] for p in pods(labelled)} == {"prod"}
+    first, second = (
+        named(labelled, "StatefulSet")[n]["spec"]["selector"] for n in ("kvmesh-prefill", "kvmesh-prefill-p1")
+    )
+    assert first != second

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pytest
+import yaml
 from combinations import combined, rendered
-from manifests import Document, Pod, named, pods, selects
+from manifests import K8S, Document, Pod, named, pods, selects
 
 MESH = "kvmesh"
 WALK = {
@@ -37,6 +38,7 @@ STRANGER = Peer({"app": "web"}, "elsewhere")
 NEIGHBOUR = Peer({"app": "web"})
 PROMETHEUS = Peer({"app.kubernetes.io/name": "prometheus"}, "monitoring")
 FALSE_PROMETHEUS = Peer({"app.kubernetes.io/name": "prometheus"}, "elsewhere")
+TOOLS = Peer(yaml.safe_load((K8S / "tools.yaml").read_text())["metadata"]["labels"])
 DNS = Peer({"k8s-app": "kube-dns"}, "kube-system")
 
 
@@ -133,6 +135,14 @@ def test_prometheus_reads_metrics_and_nothing_else(mesh: list[Document]) -> None
         for name, port in a_pod(mesh, service).ports.items():
             assert may(mesh, PROMETHEUS, target, port) == (name == "metrics")
             assert not may(mesh, FALSE_PROMETHEUS, target, port)
+
+
+def test_the_pod_that_people_look_from_dials_every_service_and_is_dialled_by_none(mesh: list[Document]) -> None:
+    for service, target in peers(mesh).items():
+        for name, port in a_pod(mesh, service).ports.items():
+            assert may(mesh, TOOLS, target, port) == (name == "grpc")
+            assert not may(mesh, target, TOOLS, port)
+        assert not may(mesh, Peer(TOOLS.labels, "elsewhere"), target, 50051)
 
 
 def test_who_dials_the_registry_may_ask_for_its_address(mesh: list[Document]) -> None:

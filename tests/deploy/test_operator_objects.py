@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from combinations import combined, rendered
 from manifests import K8S, ROOT, Document, named, pods, selects
+from monitoring_files import PROMTOOL, needs_promtool
 
 from kvmesh.telemetry.metrics import page_of
 
@@ -18,12 +20,19 @@ SCALED = combined(
 )
 
 
+COMPUTING = "stage:kvmesh_computing:ratio5m"
+
+
 def queries(documents: list[Document]) -> dict[str, list[str]]:
     """The queries of each scaled object."""
     return {
         name: [t["metadata"]["query"] for t in scaled["spec"]["triggers"]]
         for name, scaled in named(documents, "ScaledObject").items()
     }
+
+
+def all_rules(document: Document) -> list[Document]:
+    return [rule for group in document["spec"]["groups"] for rule in group["rules"]]
 
 
 def shown_by(service: str) -> set[str]:
@@ -56,6 +65,45 @@ def test_a_query_asks_for_metrics_of_the_pods_it_names() -> None:
                 }
                 assert len(services) == 1
                 assert metric in shown_by(services.pop()), query
+
+
+def test_a_query_for_what_is_recorded_asks_by_the_name_of_a_rule() -> None:
+    recorded = {r["record"] for d in named(SCALED, "PrometheusRule").values() for r in all_rules(d) if "record" in r}
+    asked = [query for of_one in queries(SCALED).values() for query in of_one]
+    assert {name for query in asked for name in re.findall(r"\w+:kvmesh\w*:\w+", query)} == {COMPUTING}
+    assert COMPUTING in recorded
+
+
+@needs_promtool
+def test_pipelines_that_are_busy_are_kept(tmp_path: Path) -> None:
+    """Two of them, 80 % busy, with next to no queue: as many as 2.3 shall be there, where the queue would keep one."""
+    busy = {("p0", 0): 0.5, ("p0", 1): 0.8, ("p1", 0): 0.8, ("p1", 1): 0.2}
+    series = [
+        {
+            "series": f'{COMPUTING}{{job="kvmesh/kvmesh", pipeline="{pipeline}", rank="{rank}"}}',
+            "values": f"{share}x10",
+        }
+        for (pipeline, rank), share in busy.items()
+    ]
+    series += [
+        {"series": f'kvmesh_queued_prefill_seconds{{job="kvmesh/kvmesh", pod="{pod}"}}', "values": f"{seconds}x10"}
+        for pod, seconds in {"kvmesh-prefill-0-1": 0.3, "kvmesh-prefill-0": 0, "kvmesh-prefill-1-1": 0.3}.items()
+    ]
+    triggers = [t["metadata"] for t in named(SCALED, "ScaledObject")["kvmesh-prefill"]["spec"]["triggers"]]
+    wanted = [{"expr": f"ceil(({t['query']}) / {t['threshold']})", "eval_time": "1m"} for t in triggers]
+    tests = [{**w, "exp_samples": [{"labels": "{}", "value": v}]} for w, v in zip(wanted, (3, 1), strict=True)]
+    file = tmp_path / "scaling.test.yaml"
+    file.write_text(yaml.safe_dump({"tests": [{"input_series": series, "promql_expr_test": tests}]}))
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, "test", "rules", file], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_empty_answer_is_no_answer() -> None:
+    """KEDA would take it for 0, and scale down to the least."""
+    triggers = [t["metadata"] for s in named(SCALED, "ScaledObject").values() for t in s["spec"]["triggers"]]
+    assert len(triggers) == 5
+    assert {t["ignoreNullValues"] for t in triggers} == {"false"}
 
 
 def test_every_scaled_object_asks_one_prometheus() -> None:

@@ -65,6 +65,7 @@ EVERYTHING = ("model-init", "monitoring", "autoscaling", "lws", "lws-autoscaling
         ("ScaledObject", "kvmesh-decode", "spec.minReplicas", 1),
         ("ScaledObject", "kvmesh-decode", "spec.triggers.0.metadata.treshold", "1"),
         ("ScaledObject", "kvmesh-decode", "spec.triggers.0.metadata.threshold", 0.66),
+        ("ScaledObject", "kvmesh-decode", "spec.triggers.0.metadata.ignoreNullValues", "true"),
         ("ScaledObject", "kvmesh-decode", "spec.advanced.horizontalPodAutoscalerConfig.behavior.scaledown", {}),
         ("ScaledObject", "kvmesh-prefill", "spec.scaleTargetRef.kinds", "LeaderWorkerSet"),
         ("PodMonitor", "kvmesh", "spec.podMetricsEndpoint", []),

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -11,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmesh.client import Client
+from kvmesh.v1 import decode_pb2
 from kvmesh.v1.bootstrap_pb2_grpc import add_BootstrapServiceServicer_to_server
 from kvmesh.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from tests.integration.gateway_mesh import (
@@ -62,6 +64,52 @@ async def test_it_becomes_ready_answers_and_ends_well(model: Path, tmp_path: Pat
         assert "Traceback" not in gateway.log.read_text()
 
 
+async def test_it_ends_connections_by_their_age_and_no_request_notices(model: Path, tmp_path: Path) -> None:
+    """One request streams over three ages of its connection. Those of the health port stay."""
+    old = asyncio.Event()
+
+    async def slow(request: decode_pb2.GenerateRoomRequest) -> AsyncIterator[decode_pb2.GenerateRoomResponse]:
+        async for response in says(b"old")(request):
+            yield response
+            await old.wait()
+
+    decoder = FakeDecoder()
+    registry = FakeRegistry(decoder)
+    registry.show(picture_of(decoder, write_text_model(model)))
+    decoder.scripts = [slow]
+    async with (
+        served(add_DecodeServiceServicer_to_server, decoder) as decoder.address,
+        served(add_BootstrapServiceServicer_to_server, registry) as bootstrap,
+        service(
+            *("gateway", tmp_path / "log"),
+            *("--bootstrap", bootstrap, "--model", str(model), "--connection-seconds", "0.3"),
+        ) as gateway,
+        grpc.aio.insecure_channel(gateway.health) as health,
+        Client(gateway.address) as client,
+        asyncio.timeout(30),
+    ):
+        await until_ready(health)
+        streaming = client.generate(prompt="x")
+        pieces = [await anext(streaming)]
+        for _ in range(3):
+            async with grpc.aio.insecure_channel(gateway.address) as another:
+                await another.channel_ready()
+                await another.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        assert [model.name for model in await client.models()] == ["bytes"]
+        old.set()
+        pieces += [piece async for piece in streaming]
+        assert "".join(piece.text for piece in pieces) == "old"
+        assert health.get_state() is grpc.ChannelConnectivity.READY
+
+
+async def until_ready(health: grpc.aio.Channel) -> None:
+    watch = health_pb2_grpc.HealthStub(health).Watch(health_pb2.HealthCheckRequest(service="readiness"))
+    async for answer in watch:
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            watch.cancel()
+            return
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -71,6 +119,7 @@ async def test_it_becomes_ready_answers_and_ends_well(model: Path, tmp_path: Pat
         (("--bootstrap", "127.0.0.1:1", "--model", "absent.gguf"), "absent.gguf can't be read"),
         (("--bootstrap", "127.0.0.1:1", "--model", "m", "--request-seconds", "0"), "request_seconds is 0"),
         (("--bootstrap", "127.0.0.1:1", "--model", "m", "--max-attempts", "0"), "max_attempts is 0"),
+        (("--bootstrap", "127.0.0.1:1", "--model", "m", "--connection-seconds", "-1"), "connection_seconds is -1"),
         (("--bootstrap", "nowhere", "--model", "m"), "nowhere"),
     ],
 )

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -55,3 +56,52 @@ async def test_the_environments_proxy_is_never_used(monkeypatch: pytest.MonkeyPa
     handler = grpc.method_handlers_generic_handler("toy.Toy", {"Ask": grpc.unary_unary_rpc_method_handler(ask)})
     async with served(handlers=[handler]) as channel:
         assert await channel.unary_unary("/toy.Toy/Ask")(b"x") == b"x"
+
+
+async def test_an_old_connection_is_replaced_and_no_call_notices() -> None:
+    """A stream that outlives many connections stays whole on its own; others go on a new one, those under way included."""
+    over = asyncio.Event()
+
+    async def peer(request: bytes, context: Any) -> bytes:
+        return context.peer().encode()
+
+    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        number = 0
+        while not over.is_set():
+            yield f"{number} {context.peer()}".encode()
+            number += 1
+            await asyncio.sleep(0.001)
+        yield b"end"
+
+    methods = {
+        "Peer": grpc.unary_unary_rpc_method_handler(peer),
+        "Stream": grpc.unary_stream_rpc_method_handler(stream),
+    }
+    handler = grpc.method_handlers_generic_handler("toy.Toy", methods)
+    peers: list[set[bytes]] = [set() for _ in range(8)]
+
+    async def calls(channel: grpc.aio.Channel, seen: set[bytes]) -> None:
+        while not over.is_set():
+            seen.add(await channel.unary_unary("/toy.Toy/Peer")(b""))
+            if min(map(len, peers)) >= 12:
+                over.set()
+
+    async with served(handlers=[handler], connection_seconds=0.05, resend_unsent=True) as channel:
+        streaming = channel.unary_stream("/toy.Toy/Stream")(b"")
+        async with asyncio.timeout(30), asyncio.TaskGroup() as callers:
+            for seen in peers:
+                callers.create_task(calls(channel, seen))
+            answers = [answer async for answer in streaming]
+    *numbered, last = answers
+    assert last == b"end"
+    assert [int(answer.split()[0]) for answer in numbered] == list(range(len(numbered)))
+    assert len({answer.split()[1] for answer in numbered}) == 1
+
+
+async def test_a_connection_without_an_age_stays() -> None:
+    async def peer(request: bytes, context: Any) -> bytes:
+        return context.peer().encode()
+
+    handler = grpc.method_handlers_generic_handler("toy.Toy", {"Peer": grpc.unary_unary_rpc_method_handler(peer)})
+    async with served(handlers=[handler]) as channel:
+        assert len({await channel.unary_unary("/toy.Toy/Peer")(b"") for _ in range(500)}) == 1
