@@ -1,4 +1,4 @@
-"""The one error table: class → gRPC code, stable reason, retry level.
+"""The one error table: class → gRPC code, stable reasons, retry level.
 
 Every layer raises these; only `kvmesh.rpc` turns them into statuses and back. Pure: no grpc, no I/O. A message is for
 people, a `reason` is for programs and stays stable. Messages never hold prompts or addresses of peers.
@@ -25,6 +25,8 @@ class KvmeshError(Exception):
     code: ClassVar[str] = "INTERNAL"
     """Name of the gRPC status code."""
     default_reason: ClassVar[str] = "internal"
+    more_reasons: ClassVar[tuple[str, ...]] = ()
+    """Those that say more than the default."""
     retry: ClassVar[Retry] = Retry.NEVER
 
     def __init__(
@@ -53,6 +55,7 @@ class InvalidInput(KvmeshError):
 
     code = "INVALID_ARGUMENT"
     default_reason = "invalid_input"
+    more_reasons = ("message_too_large", "too_long")
 
 
 class UnknownModel(KvmeshError):
@@ -74,6 +77,7 @@ class Misfit(KvmeshError):
 
     code = "FAILED_PRECONDITION"
     default_reason = "misfit"
+    more_reasons = ("unimplemented",)
 
 
 class Full(KvmeshError):
@@ -81,6 +85,7 @@ class Full(KvmeshError):
 
     code = "RESOURCE_EXHAUSTED"
     default_reason = "full"
+    more_reasons = ("queue_full",)
     retry = Retry.ROOM
 
 
@@ -89,6 +94,7 @@ class Fenced(KvmeshError):
 
     code = "ABORTED"
     default_reason = "fenced"
+    more_reasons = ("not_paired", "stale_pairing", "stale_term")
     retry = Retry.ROOM
 
 
@@ -97,6 +103,13 @@ class Unavailable(KvmeshError):
 
     code = "UNAVAILABLE"
     default_reason = "unavailable"
+    more_reasons = (
+        *("draining", "stopping", "unreachable", "no_pair"),
+        *("lease_expired", "lease_lost", "lease_replaced", "stream_ended"),
+        *("stage_hung", "stage_lost", "generation_replaced", "withdrawn"),
+        *("link_lost", "link_stalled", "pairing_lost", "pairing_replaced"),
+        *("decoder_hung", "handed_over", "room_lost", "in_lost_step"),
+    )
     retry = Retry.ROOM
 
 
@@ -105,6 +118,7 @@ class Corrupt(KvmeshError):
 
     code = "DATA_LOSS"
     default_reason = "checksum"
+    more_reasons = ("bad_token", "frame", "outside_plan", "partial_overlap", "welcome")
     retry = Retry.ROOM
 
 
@@ -127,11 +141,19 @@ class Fault(KvmeshError):
 
     code = "INTERNAL"
     default_reason = "log_fault"
+    more_reasons = ("no_transition", "stage_failed")
     retry = Retry.ROOM
 
 
 class Internal(KvmeshError):
     """A bug: the traceback is in the log of the service that had it."""
+
+
+_KINDS = KvmeshError.__subclasses__()
+CODES = tuple(sorted({kind.code for kind in _KINDS}))
+"""Every code that an error of the table has; OK is none."""
+REASONS = tuple(sorted({reason for kind in _KINDS for reason in (kind.default_reason, *kind.more_reasons)}))
+"""Every reason that is given in the mesh. An error keeps its reason from service to service, so any may end anything."""
 
 
 class BadConfig(Exception):

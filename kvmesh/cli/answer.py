@@ -16,7 +16,7 @@ _MEANING = {
     "prefill": "the stages compute the prompt",
     "transfer_tail": "the last KV arrives",
     "join": "the room joins the decode batch",
-    "other": "checks, template, tokenizing, network",
+    "other": "checks, template, tokenizing, network; rooms lost before",
 }
 
 

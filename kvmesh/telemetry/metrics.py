@@ -1,10 +1,11 @@
 """Metrics: every name of the system, once. Used by every layer; served by the life of a process on a port of its own.
 
 A metric belongs to the services named with it, and only their pages show it. Units end the names, labels are bounded: a
-state, a reason, a method; never a room, an address or text.
+state, a reason, a method; never a room, an address or text. What is counted by a label whose values are known begins at 0
+with the process: Prometheus can't see a series begin, so the first events of each value would be in no rate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from prometheus_client import (
@@ -18,6 +19,9 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.metrics import MetricWrapperBase
+
+from kvmesh.errors import CODES, REASONS
+from kvmesh.protocol.receiving import Outcome
 
 PREFILL, DECODE, GATEWAY, BOOTSTRAP = "prefill", "decode", "gateway", "bootstrap"
 EVERY = (PREFILL, DECODE, GATEWAY, BOOTSTRAP)
@@ -38,6 +42,9 @@ _TOKENS = tuple(4**n for n in range(11))
 # They are a line for each series that no one reads: a restart shows in process_start_time_seconds.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+FIRST_TOKEN_PARTS = ("assign", "reserve", "queue", "prefill", "transfer_tail", "join", "other")
+"""What the time to the first token is made of, in order; see Timing in types.proto."""
+
 DIGEST_METRIC_BYTES = 6
 """Of a digest that a metric shows: 48 bits are exact in the 64-bit floats of Prometheus."""
 
@@ -45,9 +52,23 @@ _Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 _members: list[tuple[MetricWrapperBase, tuple[str, ...]]] = []
 
 
-def _of(services: Sequence[str], make: Callable[..., _Metric], name: str, text: str, **more: object) -> _Metric:
-    """A metric of some services."""
+def _of(
+    services: Sequence[str],
+    make: Callable[..., _Metric],
+    name: str,
+    text: str,
+    *,
+    known: Iterable[str] = (),
+    **more: object,
+) -> _Metric:
+    """A metric of some services.
+
+    Args:
+        known: values of its one label that are there from the start.
+    """
     metric = make(f"kvmesh_{name}", text, registry=None, **more)
+    for value in known:
+        metric.labels(value)
     _members.append((metric, tuple(services)))
     return metric
 
@@ -91,7 +112,14 @@ PAGES = _of(
 ROOMS_OPEN = _of((PREFILL, DECODE, GATEWAY), Gauge, "rooms_open", "Rooms that have not ended.")
 ROOMS_WAITING = _of((PREFILL, DECODE), Gauge, "rooms_waiting", "Rooms that wait for pages or a place.")
 ROOMS_RUNNING = _of((PREFILL, DECODE), Gauge, "rooms_running", "Rooms that hold pages.")
-ROOMS_ENDED_TOTAL = _of((PREFILL, DECODE), Counter, "rooms_ended_total", "Rooms ended.", labelnames=("reason",))
+ROOMS_ENDED_TOTAL = _of(
+    (PREFILL,),
+    Counter,
+    "rooms_ended_total",
+    "Rooms ended: done, or dropped before (rank 0).",
+    labelnames=("reason",),
+    known=("done", "dropped"),
+)
 
 # Prefill.
 STAGE_INFO = _of(
@@ -103,7 +131,12 @@ STAGE_INFO = _of(
 )
 GENERATIONS_TOTAL = _of((PREFILL,), Counter, "generations_total", "Generations this stage was part of.")
 GENERATIONS_ENDED_TOTAL = _of(
-    (PREFILL,), Counter, "generations_ended_total", "Generations that ended here, by why.", labelnames=("reason",)
+    (PREFILL,),
+    Counter,
+    "generations_ended_total",
+    "Generations that ended here, by why.",
+    labelnames=("reason",),
+    known=REASONS,
 )
 LOG_STEPS_RECEIVED = _of((PREFILL,), Gauge, "log_steps_received", "Steps of this generation's log that came here.")
 LOG_STEPS_APPLIED = _of((PREFILL,), Gauge, "log_steps_applied", "Steps of this generation's log applied here.")
@@ -152,7 +185,9 @@ KV_SEND_SECONDS_TOTAL = _of(
 # Decode.
 PAIRINGS_STANDING = _of((DECODE,), Gauge, "pairings_standing", "Pairings that stand.")
 PAIRINGS_TOTAL = _of((DECODE,), Counter, "pairings_total", "Pairings made.")
-PAIRINGS_ENDED_TOTAL = _of((DECODE,), Counter, "pairings_ended_total", "Pairings ended.", labelnames=("reason",))
+PAIRINGS_ENDED_TOTAL = _of(
+    (DECODE,), Counter, "pairings_ended_total", "Pairings ended.", labelnames=("reason",), known=REASONS
+)
 KV_RECEIVED_BYTES_TOTAL = _of((DECODE,), Counter, "kv_received_bytes_total", "Payload of KV frames received.")
 RESERVE_SECONDS = _of(
     (DECODE,),
@@ -174,6 +209,7 @@ FRAMES_TOTAL = _of(
     "frames_total",
     "Frames received: written, repeated, late (no such room), foreign (another pairing), or corrupt (checksum, shape).",
     labelnames=("outcome",),
+    known=(*(outcome.value for outcome in Outcome), "corrupt"),
 )
 DECODE_STEP_SECONDS = _of(
     (DECODE,), Histogram, "decode_step_seconds", "Time of one decode step.", buckets=_STEP_SECONDS
@@ -182,11 +218,23 @@ DECODE_BATCH_ROOMS = _of((DECODE,), Gauge, "decode_batch_rooms", "Rooms in the l
 DECODE_TOKENS_TOTAL = _of((DECODE,), Counter, "decode_tokens_total", "Tokens decoded.")
 
 # Gateway.
-REQUESTS_TOTAL = _of((GATEWAY,), Counter, "requests_total", "Requests ended, by their gRPC code.", labelnames=("code",))
+REQUESTS_TOTAL = _of(
+    (GATEWAY,),
+    Counter,
+    "requests_total",
+    "Requests ended, by their gRPC code.",
+    labelnames=("code",),
+    known=("OK", *CODES),
+)
 REQUESTS_OPEN = _of((GATEWAY,), Gauge, "requests_open", "Requests being served.")
 ATTEMPTS_TOTAL = _of((GATEWAY,), Counter, "attempts_total", "Rooms given to requests.")
 ATTEMPTS_FAILED_TOTAL = _of(
-    (GATEWAY,), Counter, "attempts_failed_total", "Rooms lost or refused, by why.", labelnames=("reason",)
+    (GATEWAY,),
+    Counter,
+    "attempts_failed_total",
+    "Rooms lost or refused, by why.",
+    labelnames=("reason",),
+    known=REASONS,
 )
 REQUEST_SECONDS = _of(
     (GATEWAY,), Histogram, "request_seconds", "Arrival until the last token was written.", buckets=_REQUEST_SECONDS
@@ -204,6 +252,7 @@ TIME_TO_FIRST_TOKEN_PART_SECONDS = _of(
     "time_to_first_token_part_seconds",
     "The time to the first token by its parts along the critical path; of one request they add up to it.",
     labelnames=("part",),
+    known=FIRST_TOKEN_PARTS,
     buckets=_FIRST_TOKEN_SECONDS,
 )
 TOKEN_GAP_SECONDS = _of(
@@ -226,7 +275,9 @@ ASSIGN_SECONDS = _of(
     buckets=_FIRST_TOKEN_SECONDS,
 )
 ROOM_REQUESTS_HELD = _of((BOOTSTRAP,), Gauge, "room_requests_held", "Calls of AssignRoom that wait for a pair.")
-LEASES_ENDED_TOTAL = _of((BOOTSTRAP,), Counter, "leases_ended_total", "Leases ended.", labelnames=("reason",))
+LEASES_ENDED_TOTAL = _of(
+    (BOOTSTRAP,), Counter, "leases_ended_total", "Leases ended.", labelnames=("reason",), known=REASONS
+)
 UNKNOWN_MESSAGES_TOTAL = _of(
     (BOOTSTRAP,), Counter, "unknown_messages_total", "Messages on lease streams of a kind not known here."
 )

@@ -18,8 +18,8 @@ from kvmesh.v1.types_pb2 import FINISH_REASON_STOP, Timing
 from services.gateway.attempts import Progress
 from services.gateway.validation import Plan
 
-_ROOM_PARTS = ("reserve", "queue", "prefill", "transfer_tail", "join")
-"""What the decoder measures of the time to the first token."""
+_ROOM_PARTS = metrics.FIRST_TOKEN_PARTS[1:-1]
+"""What the decoder measures of the time to the first token; assign and other are the gateway's own."""
 
 
 class Answer:

@@ -123,6 +123,30 @@ def thresholds(panel: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @each
+def test_limits_are_seen(path: Path) -> None:
+    """Lines on a chart; elsewhere the colour, which a panel takes from its limits only if it is told to."""
+    for panel in panels(path):
+        field = panel["fieldConfig"]["defaults"]
+        told = [
+            p["value"]["steps"]
+            for o in panel["fieldConfig"]["overrides"]
+            for p in o["properties"]
+            if p["id"] == "thresholds"
+        ]
+        if any(len(steps) > 1 for steps in (thresholds(panel), *told)):
+            charted = panel["type"] == "timeseries" and field["custom"]["thresholdsStyle"]["mode"] != "off"
+            assert charted or field["color"]["mode"] == "thresholds", panel["title"]
+
+
+@each
+def test_a_table_shows_no_label_that_discovery_in_a_cluster_adds(path: Path) -> None:
+    for panel in panels(path):
+        if panel["type"] == "table":
+            (organized,) = [t["options"] for t in panel["transformations"] if t["id"] == "organize"]
+            assert {"container", "endpoint", "namespace", "pod"} <= organized["excludeByName"].keys()
+
+
+@each
 def test_thresholds_begin_without_a_value_and_rise(path: Path) -> None:
     for panel in panels(path):
         first, *others = thresholds(panel)

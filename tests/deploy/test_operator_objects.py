@@ -138,6 +138,22 @@ def test_every_pod_is_scraped_and_each_mesh_is_a_job() -> None:
     assert job["sourceLabels"] == ["__meta_kubernetes_namespace"]
 
 
+def test_a_process_is_called_by_its_pod_with_the_operator_and_without() -> None:
+    (monitor,) = named(SCALED, "PodMonitor").values()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    labels = {r["targetLabel"]: (r["sourceLabels"], r.get("replacement")) for r in endpoint["relabelings"]}
+    assert labels["instance"] == (["__meta_kubernetes_pod_name"], None)
+    plain = yaml.safe_load((ROOT / "deploy" / "monitoring" / "prometheus.kubernetes.yaml").read_text())
+    (job,) = plain["scrape_configs"]
+    relabelings = [r for r in job["relabel_configs"] if "target_label" in r]
+    set_here = {r["target_label"]: (r["source_labels"], r.get("replacement")) for r in relabelings}
+    set_by_the_operator = {
+        "namespace": (["__meta_kubernetes_namespace"], None),
+        "pod": (["__meta_kubernetes_pod_name"], None),
+    }
+    assert set_here == labels | set_by_the_operator
+
+
 def test_the_rules_are_those_of_plain_prometheus() -> None:
     files = sorted((ROOT / "deploy" / "monitoring" / "rules").glob("*.yaml"))
     plain = [yaml.safe_load(file.read_text()) for file in files]
@@ -149,6 +165,14 @@ def test_what_is_made_from_rules_and_dashboards_is_what_would_be_made_now(made: 
     again = "run: python deploy/k8s/components/monitoring/made.py"
     assert made.RULES.read_text() == made.rules(), again
     assert made.DASHBOARDS.read_text() == made.dashboards(), again
+
+
+def test_runbooks_become_links_once_it_is_said_where_they_are(made: ModuleType) -> None:
+    base = "https://git.example.org/kvmesh/blob/main/"
+    linked = made.rules(runbooks=base)
+    rules = [r for d in yaml.safe_load_all(linked) for g in d["spec"]["groups"] for r in g["rules"] if "alert" in r]
+    assert {r["annotations"]["runbook_url"].partition("#")[0] for r in rules} == {f"{base}docs/operations.md"}
+    assert linked.replace(base, "") == made.rules()
 
 
 def test_each_dashboard_is_a_config_map_that_the_sidecar_finds() -> None:

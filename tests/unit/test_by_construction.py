@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from kvmesh import errors
 from kvmesh.protocol.steps import AppliedLog, RoomAdmitted, RoomOnStage
 from kvmesh.telemetry import metrics
 
@@ -139,3 +140,29 @@ def test_a_metric_is_used_with_the_labels_it_was_declared_with() -> None:
     """F-P22, impossible: other labels are the one way in which counting raises, and no loop gives any."""
     wrong = [use for use in USES if (use[2] or frozenset()) != frozenset(DECLARED[use[1]]._labelnames)]
     assert wrong == []
+
+
+KINDS = {kind.__name__: kind for kind in errors.KvmeshError.__subclasses__()}
+TEXTS = {
+    node.targets[0].id: node.value.value
+    for tree in TREES.values()
+    for node in tree.body
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant)
+}
+"""Constants of modules, by name."""
+
+
+def reasons_given() -> Iterator[str]:
+    """The reason, written out or a constant, of each error that is made with one, and of each room that rank 0 refuses."""
+    for call in (node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if ast.unparse(call.func) in {*KINDS, "pb.RoomRefused"}:
+            for reason in (given.value for given in call.keywords if given.arg == "reason"):
+                if isinstance(reason, ast.Constant):
+                    yield str(reason.value)
+                elif isinstance(reason, ast.Name) and reason.id in TEXTS:
+                    yield str(TEXTS[reason.id])
+
+
+def test_the_error_table_has_every_reason_that_is_given_and_no_other() -> None:
+    """Counters by reason begin at 0 for those of the table; one that it lacked would be born with its first event."""
+    assert {*reasons_given(), *(kind.default_reason for kind in KINDS.values())} == set(errors.REASONS)

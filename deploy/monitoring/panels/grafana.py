@@ -9,6 +9,9 @@ Json = dict[str, Any]
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 
+_OF_KUBERNETES = ("container", "endpoint", "namespace", "pod")
+"""Labels that discovery in a cluster adds to every series; `instance` is the pod there."""
+
 GREEN, YELLOW, ORANGE, RED, BLUE = "green", "yellow", "orange", "red", "blue"
 
 
@@ -159,7 +162,7 @@ def table(title: str, description: str, labels: Sequence[str], *columns: Column,
         target["format"] = "table"
     # With one query Grafana names the figure "Value", with more "Value #A" and so on.
     names = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in letters]
-    hidden = {"Time": True, "__name__": True, "job": True}
+    hidden = dict.fromkeys(("Time", "__name__", "job", *_OF_KUBERNETES), True)
     panel["transformations"] = [
         {"id": "merge", "options": {}},
         {
@@ -219,7 +222,9 @@ def _panel(
     most: float | None = None,
     instant: bool = False,
 ) -> Json:
-    defaults: Json = {"unit": unit, "min": 0, "thresholds": _thresholds(limits, base)}
+    # Said everywhere: without it a state timeline colours from green to red by size, whatever the limits say.
+    colour = {"mode": "thresholds"}
+    defaults: Json = {"unit": unit, "min": 0, "color": colour, "thresholds": _thresholds(limits, base)}
     if most is not None:
         defaults["max"] = most
     return {

@@ -242,9 +242,9 @@ ROOMS = Row(
             6,
             timeseries(
                 "Rooms ended",
-                "At rank 0 and at decoders, each second, by reason.",
+                "At rank 0, each second: done, or dropped before.",
                 "suffix: /s",
-                Query(f"sum by (service, reason) ({rate('kvmesh_rooms_ended_total')})", "{{service}} {{reason}}"),
+                Query(f"sum by (reason) ({rate('kvmesh_rooms_ended_total')})", "{{reason}}"),
                 stack=True,
             ),
         ),
@@ -308,7 +308,7 @@ FRAMES = Row(
                 "foreign. A few after an abort or a loss are as it should be.",
                 "suffix: /s",
                 Query(f"sum({ABORTED}) or vector(0)", "calls"),
-                Query(f"sum({LATE_OR_FOREIGN}) or vector(0)", "frames"),
+                Query(f"sum({LATE_OR_FOREIGN})", "frames"),
             ),
         ),
         (

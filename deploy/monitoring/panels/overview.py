@@ -16,7 +16,7 @@ from grafana import (
     table,
     timeseries,
 )
-from queries import events, mean, of, of_rank_0, quantile, rate, staged
+from queries import events, mean, new_events, of, of_rank_0, or_none, quantile, rate, staged
 
 FIRST_TOKEN = "kvmesh_time_to_first_token_seconds"
 PART = "kvmesh_time_to_first_token_part_seconds"
@@ -84,10 +84,7 @@ GLANCE = Row(
                 "Share of requests that ended in an error of the mesh. A client's own doing and refusals "
                 "(RESOURCE_EXHAUSTED) are not in it.",
                 "percentunit",
-                Query(
-                    f"(sum({rate('kvmesh_requests_total', FAILED)}) or vector(0))"
-                    f" / (sum({rate('kvmesh_requests_total')}) > 0)"
-                ),
+                Query(f"sum({rate('kvmesh_requests_total', FAILED)}) / (sum({rate('kvmesh_requests_total')}) > 0)"),
                 limits=[(0.01, YELLOW), (0.05, RED)],
             ),
         ),
@@ -115,7 +112,8 @@ WHERE_TIME_GOES = Row(
                 "Mean seconds of each part, stacked; the dashed line is the same time measured as one, and lies on "
                 "top of them. assign: the registry gives a room. reserve: the decoder finds pages. queue: rank 0 "
                 "waits for a place in a step. prefill: the stages compute. transfer_tail: KV still on its way after "
-                "the last compute. join: the first decode step. other: the gateway itself.",
+                "the last compute. join: the first decode step. other: the gateway itself, and the whole time of rooms "
+                "that were lost before.",
                 "s",
                 Query(
                     f"sum by (part) ({rate(f'{PART}_sum')})"
@@ -336,7 +334,7 @@ WRONG = Row(
                 "Requests ended, by code",
                 'OK, and what else. docs/operations.md, "Common refusals", says what each code asks for.',
                 "reqps",
-                Query(f"sum by (code) ({rate('kvmesh_requests_total')})", "{{code}}"),
+                Query(or_none(f"sum by (code) ({rate('kvmesh_requests_total')}) > 0", "code"), "{{code}}"),
                 stack=True,
             ),
         ),
@@ -347,7 +345,7 @@ WRONG = Row(
                 "Calls answered with an error, also those between services, by service and the reason that the caller "
                 "was told.",
                 "none",
-                Query(events("kvmesh_rpc_errors_total", "service, reason"), "{{service}} {{reason}}"),
+                Query(new_events("kvmesh_rpc_errors_total", "service, reason"), "{{service}} {{reason}}"),
                 bars=True,
             ),
         ),

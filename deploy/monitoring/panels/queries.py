@@ -46,17 +46,18 @@ def mean(histogram: str, *, by: str = "", whose: str = MESH) -> str:
     return f"{total} / ({count} > 0)"
 
 
-def events(counter: str, by: str, labels: str = "", *, whose: str = MESH) -> str:
-    """How often something rare happened within the window, by a label, "none" where nothing did.
-
-    A counter with labels has no series before its first event, and increase() can't see a series begin: a series without a
-    past counts as it stands.
-    """
-    now = of(counter, labels, whose=whose)
-    counted = f"sum by ({by}) (clamp_min({now} - {now} offset {WINDOW}, 0) or {now})"
-    return or_none(counted, by.split(", ")[-1])
+def events(counter: str, by: str) -> str:
+    """How often something rare happened within the window, by labels; only what did, and "none" where nothing did."""
+    return or_none(f"sum by ({by}) (increase({of(counter)}[{WINDOW}])) > 0", by)
 
 
-def or_none(expr: str, label: str) -> str:
-    """The query, or a 0 labelled "none" where it has no answer."""
-    return f'{expr} or on () label_replace(vector(0), "{label}", "none", "", "")'
+def new_events(counter: str, by: str) -> str:
+    """The same of a counter whose series begin with their first event, which increase() can't see: a series without a past
+    counts as it stands."""
+    now = of(counter)
+    return or_none(f"sum by ({by}) (clamp_min({now} - {now} offset {WINDOW}, 0) or {now}) > 0", by)
+
+
+def or_none(expr: str, by: str) -> str:
+    """The query, or a 0 whose last label is "none" where it has no answer."""
+    return f'{expr} or on () label_replace(vector(0), "{by.split(", ")[-1]}", "none", "", "")'

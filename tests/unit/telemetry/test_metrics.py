@@ -1,11 +1,16 @@
 import asyncio
 import re
+import subprocess
+import sys
 import urllib.request
 from typing import Any
 
 import pytest
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
 
+from kvmesh import errors
+from kvmesh.client import TIMING_PARTS
 from kvmesh.telemetry import metrics
 from kvmesh.telemetry.page import MetricsPage
 
@@ -38,6 +43,34 @@ def test_a_metric_is_called_in_code_what_it_is_called_outside(constant: str) -> 
 @pytest.mark.parametrize("constant", [n for n, m in METRICS.items() if isinstance(m, Histogram)])
 def test_every_histogram_names_its_unit(constant: str) -> None:
     assert METRICS[constant]._name.endswith(UNITS)
+
+
+def at_the_start(service: str) -> dict[str, dict[str, float]]:
+    """The page of a process that has done nothing: of each family with labels, what it counts, by its samples' labels."""
+    code = (
+        "from prometheus_client import generate_latest; from kvmesh.telemetry.metrics import page_of; "
+        f"print(generate_latest(page_of({service!r})).decode())"
+    )
+    page = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
+    return {
+        family.name: {
+            ",".join(s.labels.values()): s.value for s in family.samples if s.name.endswith(("_total", "_count"))
+        }
+        for family in text_string_to_metric_families(page)
+        if family.type in ("counter", "histogram")
+    }
+
+
+def test_what_is_counted_by_a_label_begins_at_0_with_the_process() -> None:
+    """Prometheus can't see a series begin: the first events of each reason would be in no rate."""
+    fresh = at_the_start("every service")
+    assert {name for name, samples in fresh.items() if not samples} == {"kvmesh_rpc_errors"}, "by method as well"
+    assert {v for name, samples in fresh.items() if name.startswith("kvmesh_") for v in samples.values()} == {0.0}
+    assert fresh["kvmesh_requests"].keys() == {*errors.CODES, "OK"}
+    assert fresh["kvmesh_frames"].keys() == {"written", "repeated", "late", "foreign", "corrupt"}
+    assert fresh["kvmesh_time_to_first_token_part_seconds"].keys() == set(TIMING_PARTS)
+    for by_reason in ("attempts_failed", "generations_ended", "pairings_ended", "leases_ended"):
+        assert fresh[f"kvmesh_{by_reason}"].keys() == set(errors.REASONS)
 
 
 def test_no_label_is_unbounded() -> None:

@@ -1,11 +1,15 @@
 """Writes the two files of this component that are made from others: `python deploy/k8s/components/monitoring/made.py`.
 
+`--runbooks URL` puts an address before the path that each alert's `runbook_url` is, so that Alertmanager shows a link; without
+it the path stays a path, as no one knows where you keep this repository.
+
 The operator wants rules inside a PrometheusRule, and kustomize puts no file inside an object, so `rules.yaml` repeats
 deploy/monitoring/rules in the operator's words. Dashboards stay where they are; their kustomization lists them, since
 kustomize knows no wildcards and reads no file above its own directory. A test fails while either is not what this would
 write.
 """
 
+import argparse
 from pathlib import Path
 
 MONITORING = Path(__file__).resolve().parents[3] / "monitoring"
@@ -34,10 +38,15 @@ _DASHBOARD = """  - name: {name}-dashboard
 """
 
 
-def rules(monitoring: Path = MONITORING) -> str:
-    """A PrometheusRule for each file of rules."""
+def rules(monitoring: Path = MONITORING, runbooks: str = "") -> str:
+    """A PrometheusRule for each file of rules.
+
+    Args:
+        runbooks: what stands before the paths of runbooks, e.g. "https://git.example.org/kvmesh/blob/main/".
+    """
     files = sorted((monitoring / "rules").glob("*.yaml"))
-    documents = [_RULE.format(name=_name(file)) + _indented(file.read_text(encoding="utf-8")) for file in files]
+    texts = [f.read_text(encoding="utf-8").replace("runbook_url: ", f"runbook_url: {runbooks}") for f in files]
+    documents = [_RULE.format(name=_name(f)) + _indented(text) for f, text in zip(files, texts, strict=True)]
     return _NOTE.format("deploy/monitoring/rules") + "---\n".join(documents)
 
 
@@ -61,5 +70,7 @@ def _indented(text: str) -> str:
 
 
 if __name__ == "__main__":
-    RULES.write_text(rules(), encoding="utf-8")
+    parser = argparse.ArgumentParser(description="Writes rules.yaml, and the kustomization of the dashboards.")
+    parser.add_argument("--runbooks", default="", metavar="URL", help="put before docs/operations.md in runbook_url")
+    RULES.write_text(rules(runbooks=parser.parse_args().runbooks), encoding="utf-8")
     DASHBOARDS.write_text(dashboards(), encoding="utf-8")
