@@ -4,6 +4,7 @@ Every layer raises these; only `kvmesh.rpc` turns them into statuses and back. P
 people, a `reason` is for programs and stays stable. Messages never hold prompts or addresses of peers.
 """
 
+import re
 from enum import Enum
 from typing import ClassVar
 
@@ -46,6 +47,11 @@ class KvmeshError(Exception):
         self.reason = reason or self.default_reason
         self.field = field
         self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def label(self) -> str:
+        """The reason, for a metric: one that this build does not give itself is `OTHER`, so that no peer makes series."""
+        return self.reason if self.reason in REASONS else OTHER
 
 
 class InvalidInput(KvmeshError):
@@ -136,3 +142,24 @@ class Internal(KvmeshError):
 
 class BadConfig(Exception):
     """Configuration or model file unusable; a service that meets it prints one line and exits 2."""
+
+
+OTHER = "other"
+"""Instead of a reason that is none, and of all that this build does not know where they are counted."""
+
+REASONS = frozenset(
+    {
+        *(error.default_reason for error in KvmeshError.__subclasses__()),
+        *("bad_token", "decoder_hung", "draining", "frame", "generation_replaced", "handed_over", "in_lost_step"),
+        *("lease_expired", "lease_lost", "lease_replaced", "link_lost", "link_stalled", "message_too_large", "no_pair"),
+        *("no_transition", "not_paired", "outside_plan", "pairing_lost", "pairing_replaced", "partial_overlap"),
+        *("queue_full", "room_lost", "stage_failed", "stage_hung", "stage_lost", "stale_pairing", "stale_term"),
+        *("stopping", "stream_ended", "too_long", "unimplemented", "unreachable", "welcome", "withdrawn"),
+    }
+)
+"""All that this build gives; a test holds it against the source."""
+
+
+def reason_heard(text: str) -> str:
+    """A reason as a peer gave it. A newer peer may have words of its own; what is no word at all is `OTHER`."""
+    return text if re.fullmatch(r"[a-z_]{1,40}", text) else OTHER
