@@ -90,7 +90,7 @@ async def compute_seconds(mesh: LocalMesh, rooms: Iterable[int]) -> dict[str, li
     for room in rooms:
         answers, silent = await collect(addresses, room)
         assert not silent, silent
-        for row in rows(answers):
+        for row in rows(answers, room):
             if row.name == "prefill":
                 by_stage.setdefault(row.process, []).append(float(row.attributes["compute_seconds"]))
     return dict(sorted(by_stage.items()))

@@ -4,6 +4,7 @@ Every layer raises these; only `kvmesh.rpc` turns them into statuses and back. P
 people, a `reason` is for programs and stays stable. Messages never hold prompts or addresses of peers.
 """
 
+import re
 from enum import Enum
 from typing import ClassVar
 
@@ -48,6 +49,11 @@ class KvmeshError(Exception):
         self.reason = reason or self.default_reason
         self.field = field
         self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def label(self) -> str:
+        """The reason, for a metric: one that this build does not give itself is `OTHER`, so that no peer makes series."""
+        return self.reason if self.reason in REASONS else OTHER
 
 
 class InvalidInput(KvmeshError):
@@ -158,3 +164,12 @@ REASONS = tuple(sorted({reason for kind in _KINDS for reason in (kind.default_re
 
 class BadConfig(Exception):
     """Configuration or model file unusable; a service that meets it prints one line and exits 2."""
+
+
+OTHER = "other"
+"""Instead of a reason that is none, and of all that this build does not know where they are counted."""
+
+
+def reason_heard(text: str) -> str:
+    """A reason as a peer gave it. A newer peer may have words of its own; what is no word at all is `OTHER`."""
+    return text if re.fullmatch(r"[a-z_]{1,40}", text) else OTHER

@@ -1,12 +1,14 @@
 """The spans of one room, asked of every process of a mesh and laid on one time line. Called by `kvmesh trace`.
 
-Each host has its own clock. A process whose spans do not lie inside the spans they are part of is shifted until they do.
+Each host has its own clock. A process whose spans begin before those they are part of is shifted; what outlives its whole is
+not: a step of a room that was cancelled runs on.
 """
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kvmesh.cli.shown import shown
 from kvmesh.errors import KvmeshError
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.status import peer_errors
@@ -16,6 +18,10 @@ from kvmesh.v1.trace_pb2_grpc import TraceServiceStub
 ANSWER_SECONDS = 3.0
 _TOLERANCE_SECONDS = 0.005
 """By which clocks of one host may seem to differ: spans are stamped a moment after what they tell of."""
+_LATEST_SECONDS = 10.0
+"""After the end of its whole a part may still begin, by a step behind others; later than that, it is a clock that is ahead."""
+_MAX_TRACES = 64
+"""That one call may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class Row:
     span_id: bytes
     parent_id: bytes
     name: str
+    room: int
     begun: float
     seconds: float
     attributes: Mapping[str, str]
@@ -48,81 +55,85 @@ async def collect(addresses: Iterable[str], room: int) -> tuple[list[trace_pb2.L
     """What each process knows of a room, and of every trace that any of them says the room is part of.
 
     Returns:
-        The answers, and what was wrong with those who gave none.
+        The answers, and what is missing: who gave none, or not all.
     """
     asked = list(dict.fromkeys(addresses))
-    first = await asyncio.gather(*(_ask(address, trace_pb2.ListSpansRequest(room=room)) for address in asked))
-    traces = sorted({s.trace_id for a in first if not isinstance(a, str) for s in a.spans})
+    given = await asyncio.gather(*(_ask(address, trace_pb2.ListSpansRequest(room=room)) for address in asked))
+    traces = sorted({s.trace_id for a in given if not isinstance(a, str) for s in a.spans})[:_MAX_TRACES]
     if traces:
-        again = trace_pb2.ListSpansRequest(room=room, trace_ids=traces[:64])
-        first = await asyncio.gather(*(_ask(address, again) for address in asked))
-    return [a for a in first if not isinstance(a, str)], [a for a in first if isinstance(a, str)]
+        again = trace_pb2.ListSpansRequest(room=room, trace_ids=traces)
+        heard = [address for address, a in zip(asked, given, strict=True) if not isinstance(a, str)]
+        given += await asyncio.gather(*(_ask(address, again) for address in heard))
+    answers = [a for a in given if not isinstance(a, str)]
+    missing = [a if isinstance(a, str) else f"{a.process}: told a part only" for a in given if _lacks(a)]
+    return answers, list(dict.fromkeys(missing))
+
+
+def _lacks(given: trace_pb2.ListSpansResponse | str) -> bool:
+    return isinstance(given, str) or given.truncated
 
 
 async def _ask(address: str, request: trace_pb2.ListSpansRequest) -> trace_pb2.ListSpansResponse | str:
     try:
         async with dial(address) as channel:
             with peer_errors(address):
-                return await TraceServiceStub(channel).ListSpans(request, timeout=ANSWER_SECONDS)
+                return shown(await TraceServiceStub(channel).ListSpans(request, timeout=ANSWER_SECONDS))
     except KvmeshError as error:
-        return error.message
+        return f"no answer: {error.message}"
 
 
-def rows(answers: Sequence[trace_pb2.ListSpansResponse]) -> list[Row]:
-    """All spans on one time line: each after the one it is part of, by their begin."""
+def rows(answers: Sequence[trace_pb2.ListSpansResponse], room: int) -> list[Row]:
+    """A room's request on one time line: each span after the one it is part of, by their begin.
+
+    Other requests of the same trace are left out: a client may have made many in one.
+    """
     found = {s.span_id: _row(a.process, s) for a in answers for s in a.spans}
-    aligned = _aligned(found)
+    trees = [tree for tree in _trees(found) if any(row.room == room for row in tree)]
+    aligned = _aligned([row for tree in trees for row in tree])
     if not aligned:
         return []
     origin = min(row.begun for row in aligned.values())
-    return _in_order({key: replace(row, begun=row.begun - origin) for key, row in aligned.items()})
+    placed = {key: replace(row, begun=row.begun - origin) for key, row in aligned.items()}
+    return [row for tree in _trees(placed) for row in tree]
 
 
 def _row(process: str, span: trace_pb2.Span) -> Row:
-    begun, seconds = span.start.ToNanoseconds() / 1e9, span.duration.ToNanoseconds() / 1e9
-    return Row(process, span.span_id, span.parent_span_id, span.name, begun, seconds, dict(span.attributes), span.error)
+    begun, seconds = span.start.ToNanoseconds() / 1e9, max(0.0, span.duration.ToNanoseconds() / 1e9)
+    return Row(
+        *(process, span.span_id, span.parent_span_id, span.name, span.room, begun, seconds),
+        attributes=dict(span.attributes),
+        error=span.error,
+    )
 
 
-def _aligned(found: Mapping[bytes, Row]) -> dict[bytes, Row]:
+def _trees(found: Mapping[bytes, Row]) -> list[list[Row]]:
+    """Each span that is part of none here, with all its parts after it, depth first; by their begin."""
+    parts: dict[bytes, list[Row]] = {}
+    for row in sorted(found.values(), key=lambda r: r.begun, reverse=True):
+        parts.setdefault(row.parent_id if row.parent_id in found else b"", []).append(row)
+    trees = []
+    for root in reversed(parts.pop(b"", [])):
+        tree, stack = [], [replace(root, depth=0)]
+        while stack:
+            tree.append(row := stack.pop())
+            stack += [replace(part, depth=row.depth + 1) for part in parts.pop(row.span_id, ())]
+        trees.append(tree)
+    return trees
+
+
+def _aligned(found: Sequence[Row]) -> dict[bytes, Row]:
+    by_id = {row.span_id: row for row in found}
     shifts: dict[str, float] = {}
-    for row in _parents_first(found):
-        parent = found.get(row.parent_id)
+    for row in sorted(found, key=lambda r: (r.depth, r.begun)):
+        parent = by_id.get(row.parent_id)
         if parent is not None and parent.process != row.process and row.process not in shifts:
             shifts[row.process] = _shift(row, parent, shifts.get(parent.process, 0.0))
-    return {key: replace(row, begun=row.begun + shifts.get(row.process, 0.0)) for key, row in found.items()}
+    return {key: replace(row, begun=row.begun + shifts.get(row.process, 0.0)) for key, row in by_id.items()}
 
 
 def _shift(row: Row, parent: Row, parent_shift: float) -> float:
-    """What brings a span into the middle of the one it is part of; 0 when it lies there already."""
+    """What brings a span into the middle of the one it is part of; 0 where its begin may be right."""
     begun, ended = parent.begun + parent_shift, parent.ended + parent_shift
-    inside = begun - _TOLERANCE_SECONDS <= row.begun and row.ended <= ended + _TOLERANCE_SECONDS
-    return 0.0 if inside else begun + max(0.0, parent.seconds - row.seconds) / 2 - row.begun
-
-
-def _parents_first(found: Mapping[bytes, Row]) -> list[Row]:
-    return sorted(found.values(), key=lambda row: (_depth(found, row), row.begun))
-
-
-def _depth(found: Mapping[bytes, Row], row: Row) -> int:
-    depth, seen = 0, {row.span_id}
-    while (row.parent_id in found) and row.parent_id not in seen:
-        row = found[row.parent_id]
-        seen.add(row.span_id)
-        depth += 1
-    return depth
-
-
-def _in_order(found: Mapping[bytes, Row]) -> list[Row]:
-    """Depth first."""
-    ordered: list[Row] = []
-
-    def add(row: Row, depth: int) -> None:
-        ordered.append(replace(row, depth=depth))
-        parts = [r for r in found.values() if r.parent_id == row.span_id != r.span_id]
-        for part in sorted(parts, key=lambda r: r.begun):
-            add(part, depth + 1)
-
-    for row in sorted(found.values(), key=lambda r: r.begun):
-        if row.parent_id not in found:
-            add(row, 0)
-    return ordered
+    if begun - _TOLERANCE_SECONDS <= row.begun <= ended + _LATEST_SECONDS:
+        return 0.0
+    return begun + max(0.0, parent.seconds - row.seconds) / 2 - row.begun

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvmesh.cli.shown import shown
 from kvmesh.errors import Unavailable
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.retry import reconnect_policy
@@ -18,7 +19,7 @@ async def pictures(registry: str) -> AsyncGenerator[pb.WatchMeshResponse, None]:
         async for attempt in reconnect_policy():
             with attempt, peer_errors("the registry"):
                 async for picture in BootstrapServiceStub(channel).WatchMesh(pb.WatchMeshRequest()):
-                    yield picture
+                    yield shown(picture)
                 raise Unavailable("the registry ended the watch")
 
 
@@ -33,7 +34,7 @@ async def picture_now(registry: str, timeout_seconds: float) -> pb.WatchMeshResp
             async for picture in BootstrapServiceStub(channel).WatchMesh(
                 pb.WatchMeshRequest(), timeout=timeout_seconds
             ):
-                return picture
+                return shown(picture)
     raise Unavailable("the registry gave no picture")
 
 

@@ -97,5 +97,5 @@ async def _abort(name: str, error: Exception, context: grpc.aio.ServicerContext[
     if not is_expected(error):
         log.error("%s failed", name, exc_info=error)
     known = told(error)
-    metrics.RPC_ERRORS_TOTAL.labels(method=name, code=known.code, reason=known.reason).inc()
+    metrics.RPC_ERRORS_TOTAL.labels(method=name, code=known.code, reason=known.label).inc()
     await context.abort_with_status(to_status(known))

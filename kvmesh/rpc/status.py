@@ -30,7 +30,9 @@ from kvmesh.errors import (
     Retry,
     Unavailable,
     UnknownModel,
+    reason_heard,
 )
+from kvmesh.telemetry.plain import plain
 
 DOMAIN = "kvmesh"
 
@@ -103,8 +105,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> KvmeshError:
         kind = Fault
     bad, retry = _detail(rich, error_details_pb2.BadRequest), _detail(rich, error_details_pb2.RetryInfo)
     return kind(
-        rich.message,
-        reason=what.reason,
+        _short_line(rich.message),
+        reason=reason_heard(what.reason),
         field=bad.field_violations[0].field if bad is not None and bad.field_violations else None,
         retry_after_seconds=retry.retry_delay.ToNanoseconds() / 1e9 if retry is not None else None,
     )
@@ -176,5 +178,5 @@ def _pack(message: Message) -> Any:
 
 
 def _short_line(text: str) -> str:
-    line = " ".join(text.split())
+    line = " ".join(plain(text).split())
     return line if len(line) <= _MAX_MESSAGE_CHARS else line[: _MAX_MESSAGE_CHARS - 1] + "…"

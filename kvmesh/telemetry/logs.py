@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
 
+from kvmesh.telemetry.plain import plain
+
 _T = TypeVar("_T")
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -112,9 +114,9 @@ class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         words = [f"{stamp}.{int(record.msecs):03d}Z", record.levelname.lower(), _process["service"], *_tags()]
-        words.append(" ".join(record.getMessage().split("\n")).strip())
+        words.append(plain(record.getMessage()).strip())
         if record.exc_info and record.exc_info[1] is not None:
-            words.append(f"| {describe(record.exc_info[1])}")
+            words.append(f"| {plain(describe(record.exc_info[1]))}")
         return " ".join(words)
 
 

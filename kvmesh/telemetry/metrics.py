@@ -20,7 +20,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
-from kvmesh.errors import CODES, REASONS
+from kvmesh.errors import CODES, OTHER, REASONS
 from kvmesh.protocol.receiving import Outcome
 
 PREFILL, DECODE, GATEWAY, BOOTSTRAP = "prefill", "decode", "gateway", "bootstrap"
@@ -136,7 +136,7 @@ GENERATIONS_ENDED_TOTAL = _of(
     "generations_ended_total",
     "Generations that ended here, by why.",
     labelnames=("reason",),
-    known=REASONS,
+    known=(*REASONS, OTHER),
 )
 LOG_STEPS_RECEIVED = _of((PREFILL,), Gauge, "log_steps_received", "Steps of this generation's log that came here.")
 LOG_STEPS_APPLIED = _of((PREFILL,), Gauge, "log_steps_applied", "Steps of this generation's log applied here.")
@@ -186,7 +186,7 @@ KV_SEND_SECONDS_TOTAL = _of(
 PAIRINGS_STANDING = _of((DECODE,), Gauge, "pairings_standing", "Pairings that stand.")
 PAIRINGS_TOTAL = _of((DECODE,), Counter, "pairings_total", "Pairings made.")
 PAIRINGS_ENDED_TOTAL = _of(
-    (DECODE,), Counter, "pairings_ended_total", "Pairings ended.", labelnames=("reason",), known=REASONS
+    (DECODE,), Counter, "pairings_ended_total", "Pairings ended.", labelnames=("reason",), known=(*REASONS, OTHER)
 )
 KV_RECEIVED_BYTES_TOTAL = _of((DECODE,), Counter, "kv_received_bytes_total", "Payload of KV frames received.")
 RESERVE_SECONDS = _of(
@@ -234,7 +234,7 @@ ATTEMPTS_FAILED_TOTAL = _of(
     "attempts_failed_total",
     "Rooms lost or refused, by why.",
     labelnames=("reason",),
-    known=REASONS,
+    known=(*REASONS, OTHER),
 )
 REQUEST_SECONDS = _of(
     (GATEWAY,), Histogram, "request_seconds", "Arrival until the last token was written.", buckets=_REQUEST_SECONDS
@@ -276,7 +276,7 @@ ASSIGN_SECONDS = _of(
 )
 ROOM_REQUESTS_HELD = _of((BOOTSTRAP,), Gauge, "room_requests_held", "Calls of AssignRoom that wait for a pair.")
 LEASES_ENDED_TOTAL = _of(
-    (BOOTSTRAP,), Counter, "leases_ended_total", "Leases ended.", labelnames=("reason",), known=REASONS
+    (BOOTSTRAP,), Counter, "leases_ended_total", "Leases ended.", labelnames=("reason",), known=(*REASONS, OTHER)
 )
 UNKNOWN_MESSAGES_TOTAL = _of(
     (BOOTSTRAP,), Counter, "unknown_messages_total", "Messages on lease streams of a kind not known here."

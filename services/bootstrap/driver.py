@@ -127,7 +127,7 @@ class Driver:
         stream.say(directive)
 
     def _refuse(self, number: LeaseId, error: KvmeshError) -> None:
-        metrics.LEASES_ENDED_TOTAL.labels(reason=error.reason).inc()
+        metrics.LEASES_ENDED_TOTAL.labels(reason=error.label).inc()
         stream = self._leases.get(number)
         if stream is not None:
             log.info("%s refused: %s", stream.name, error.message)

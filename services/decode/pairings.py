@@ -115,13 +115,14 @@ class Pairings:
             await streams.run()
         except KvmeshError as cause:
             error = cause
-            log.info("pairing %d with %s ended: %s", streams.number, pipeline.pipeline, cause.message)
+            why = f"{cause.message} ({cause.reason})"
+            log.info("pairing %d with %s ended: %s", streams.number, pipeline.pipeline, why)
             raise
         finally:
             if self._book.lost(generation, streams.number):
                 del self._streams[generation]
                 metrics.PAIRINGS_STANDING.set(len(self.standing))
-                metrics.PAIRINGS_ENDED_TOTAL.labels(reason=error.reason).inc()
+                metrics.PAIRINGS_ENDED_TOTAL.labels(reason=error.label).inc()
                 self._lost(generation, error)
                 self._changed()
 

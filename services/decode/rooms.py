@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from kvmesh.errors import Full, KvmeshError, Unavailable
+from kvmesh.errors import Full, KvmeshError, Unavailable, reason_heard
 from kvmesh.model.sampling import SamplingParams
 from kvmesh.protocol.ids import Generation, RoomId, short
 from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, Limits, RoomEvent, RoomState
@@ -161,10 +161,11 @@ class Rooms:
 
     def refused(self, message: prefill_pb2.RoomRefused) -> None:
         """Rank 0 does not take a room, or its generation died in the very step that had work for it."""
-        if message.reason == "queue_full":
-            error: KvmeshError = Full(message.detail, reason=message.reason, retry_after_seconds=1.0)
+        reason = reason_heard(message.reason)
+        if reason == "queue_full":
+            error: KvmeshError = Full(message.detail, reason=reason, retry_after_seconds=1.0)
         else:
-            error = Unavailable(f"the pipeline refused the room: {message.detail}", reason=message.reason)
+            error = Unavailable(f"the pipeline refused the room: {message.detail}", reason=reason)
         room = RoomId(message.room)
         if self.books.state_of(room) is RoomState.RECEIVING:  # else it needs rank 0 no more
             self._fail(room, error)

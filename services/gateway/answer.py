@@ -92,9 +92,9 @@ class Answer:
 
     @property
     def _exemplar(self) -> dict[str, str] | None:
-        """Ties a slow request to its room."""
-        room = self._progress.room
-        return {"room": short(room)} if room is not None else None
+        """Ties a slow request to its room and its trace."""
+        room, trace_id = self._progress.room, self._progress.span.context.trace_id
+        return {"room": short(room), "trace_id": f"{trace_id:032x}"} if room is not None else None
 
     def _flush(self) -> str:
         text, stopped = self._text.flush()

@@ -61,8 +61,9 @@ class Progress:
     def failed(self, error: KvmeshError) -> None:
         """A room was lost, or refused."""
         request = self.request
-        log.warning("attempt %d failed after %d tokens: %s", request.attempts, len(request.output), error.message)
-        metrics.ATTEMPTS_FAILED_TOTAL.labels(reason=error.reason).inc()
+        so_far = len(request.output)
+        log.warning("attempt %d failed after %d tokens: %s (%s)", request.attempts, so_far, error.message, error.reason)
+        metrics.ATTEMPTS_FAILED_TOTAL.labels(reason=error.label).inc()
         self._lost, self._again = error, request.failed(error)
 
     def may_try_again(self, error: BaseException) -> bool:
@@ -188,6 +189,8 @@ class Attempts:
             try:
                 yield call.__aiter__()
             finally:
+                if progress.is_finished:
+                    span.end()  # well, though the client may leave with the last token
                 call.cancel()
                 metrics.ROOMS_OPEN.dec()
 

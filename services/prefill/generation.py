@@ -73,7 +73,7 @@ class Generation:
         """Ends the generation for everyone who waits on it. Only the first reason counts."""
         if not self.ended.done():
             self.ended.set_result(error)
-            metrics.GENERATIONS_ENDED_TOTAL.labels(reason=error.reason).inc()
+            metrics.GENERATIONS_ENDED_TOTAL.labels(reason=error.label).inc()
             self._spans.close(error.message, monotonic())
             for link in list(self.links.values()):
                 link.end(error)

@@ -232,3 +232,17 @@ async def test_a_refusal_of_the_pipeline_reaches_the_caller_with_its_reason_past
             await tokens_of(call)
         assert caught.value.reason == "too_long"
         await mesh.loaded(lambda load: load.running_rooms == 0)
+
+
+@pytest.mark.parametrize(("made_up", "heard"), [("moon_is_full", "moon_is_full"), ("Jane Doe\n" * 90, "other")])
+async def test_a_made_up_refusal_becomes_no_series(decoder: Decoder, made_up: str, heard: str) -> None:
+    async with paired(decoder) as mesh:
+        call = mesh.generate(await mesh.assigned())
+        (message,) = await mesh.pipeline.hear("admit")
+        mesh.pipeline.say(pb.ControlResponse(refused=pb.RoomRefused(room=message.admit.room, reason=made_up)))
+        with pytest.raises(Unavailable) as caught:
+            await tokens_of(call)
+        assert caught.value.reason == heard
+        told = [key for key in await metrics_of(decoder) if key.startswith("kvmesh_rpc_errors_total")]
+        assert [key for key in told if 'reason="other"' in key]
+        assert not [key for key in told if "moon" in key or "Jane" in key]

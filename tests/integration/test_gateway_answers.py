@@ -5,7 +5,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.exposition import generate_latest
 
+from kvmesh.protocol.ids import short
+from kvmesh.telemetry import metrics
 from kvmesh.v1 import decode_pb2
 from kvmesh.v1 import inference_pb2 as pb
 from kvmesh.v1.types_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, FINISH_REASON_UNSPECIFIED
@@ -141,3 +144,13 @@ async def test_requests_are_counted_by_how_they_end(mesh: GatewayMesh) -> None:
     await mesh.generate(prompt="x")
     assert sample("kvmesh_requests_total", code="OK") == before + 1
     assert sample("kvmesh_time_to_first_token_seconds_count") == first_tokens + 1
+
+
+async def test_an_exemplar_leads_to_the_room_and_to_the_client_s_trace(mesh: GatewayMesh) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    sent = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),)
+    call = mesh.stub.Generate(pb.GenerateRequest(prompt="hi", max_output_tokens=2), metadata=sent)
+    room = short([response async for response in call][-1].timing.room)
+    page = generate_latest(metrics.page_of("gateway")).decode()
+    exemplars = [line.partition(" # ")[2] for line in page.splitlines() if " # " in line]
+    assert any(f'room="{room}",trace_id="{trace_id}"' in exemplar for exemplar in exemplars), exemplars

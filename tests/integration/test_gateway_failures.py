@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from kvmesh.errors import (
     Corrupt,
@@ -22,6 +23,7 @@ from kvmesh.errors import (
 from kvmesh.model.files import ModelFiles
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.status import from_rpc_error
+from kvmesh.telemetry import metrics
 from kvmesh.v1 import decode_pb2
 from kvmesh.v1 import inference_pb2 as pb
 from kvmesh.v1.bootstrap_pb2_grpc import add_BootstrapServiceServicer_to_server
@@ -127,6 +129,18 @@ async def test_after_three_rooms_the_client_hears_the_reason(mesh: GatewayMesh) 
     assert isinstance(error, Unavailable)
     assert error.reason == "stale_term"
     assert len(mesh.decoder.requests) == 3
+
+
+@pytest.mark.parametrize(("made_up", "heard"), [("moon_is_full_{}", "moon_is_full_c"), ("Jane Doe {}", "other")])
+async def test_no_peer_s_words_become_series(mesh: GatewayMesh, made_up: str, heard: str) -> None:
+    lost = [Unavailable("x", reason=made_up.format(n)) for n in "abc"]
+    mesh.decoder.scripts = [says(b"abc", lose_at=1, error=error) for error in lost]
+    before = sample("kvmesh_attempts_failed_total", reason="other")
+    assert (await error_of(mesh, prompt="x")).reason == heard, "whoever asked hears the word"
+    assert sample("kvmesh_attempts_failed_total", reason="other") == before + 3
+    page = generate_latest(metrics.page_of("gateway")).decode()
+    assert "moon" not in page
+    assert "Jane" not in page
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from kvmesh.errors import InvalidInput, KvmeshError, Unavailable, UnknownModel
 from kvmesh.model.files import ModelFiles
 from kvmesh.rpc.status import from_rpc_error
+from kvmesh.telemetry import traces
 from kvmesh.v1 import inference_pb2 as pb
 from tests.integration.gateway_mesh import POSITIONS, GatewayMesh, gateway_mesh, write_text_model
 
@@ -197,3 +198,11 @@ async def test_models_are_listed_once_the_mesh_has_told(files: ModelFiles) -> No
         await mesh.shown(mesh.picture())
         listed = await mesh.stub.ListModels(pb.ListModelsRequest(), timeout=5)
         assert listed.models == [pb.Model(name="bytes", max_tokens=1000, vocab_size=300)]
+
+
+async def test_no_span_repeats_what_a_refused_client_wrote(mesh: GatewayMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = traces.Ring(16)
+    monkeypatch.setattr(traces, "RING", ring)
+    assert "Jane" in (await refusal(mesh, prompt="x", model="Jane Doe, diabetes")).message, "the client itself hears it"
+    await refusal(mesh, chat=chat(("Jane Doe", "hi")))
+    assert {span.error for span in ring.all()} == {"unknown_model", "invalid_input"}

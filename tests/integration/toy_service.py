@@ -10,6 +10,7 @@ from typing import Any
 from kvmesh.errors import BadConfig, Misfit
 from kvmesh.rpc.life import Life, ServeSettings, main
 from kvmesh.settings import load_or_exit, setting
+from kvmesh.telemetry import traces
 from kvmesh.v1 import decode_pb2 as pb
 from kvmesh.v1.decode_pb2_grpc import DecodeServiceServicer, add_DecodeServiceServicer_to_server
 
@@ -35,6 +36,7 @@ class Toy(DecodeServiceServicer):
         add_DecodeServiceServicer_to_server(self, server)
 
     async def GenerateRoom(self, request: Any, context: Any) -> AsyncIterator[pb.GenerateRoomResponse]:  # noqa: N802
+        traces.start("called", parent=traces.of_call(context.invocation_metadata())).end()
         print("called", file=sys.stderr, flush=True)
         while True:
             yield pb.GenerateRoomResponse(index=1)

@@ -3,23 +3,21 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from concurrent import futures
-from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 
-import grpc
 import pytest
 from harness import Mesh
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from parity import random_prompts
 
 from kvmesh.cli.spans import collect, members, rows
 from kvmesh.client import Client, End
 from kvmesh.protocol.ids import short
 from kvmesh.rpc.channels import dial
+from kvmesh.rpc.life import SPARE_SECONDS
 from kvmesh.v1 import inference_pb2
 from kvmesh.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.played_collector import SECONDS, collector, silent_collector
 
 STOPS = {
     "gateway": ["answer", "assign", "check", "request", "room"],
@@ -74,7 +72,7 @@ async def test_a_request_shows_every_stop_of_its_walk(tmp_path: Path, tiny_model
         await mesh.idle()
         answers, silent = await collect([mesh.gateway, mesh.registry, *members(await mesh.paired())], end.room)
         assert silent == []
-        found = rows(answers)
+        found = rows(answers, end.room)
         assert by_process([(r.process, r.name) for r in found]) == STOPS
         assert [r.depth for r in found if r.name == "request"] == [0]
         assert {r.name: r.depth for r in found if r.process.startswith("prefill")} == {
@@ -100,34 +98,6 @@ async def test_a_request_shows_every_stop_of_its_walk(tmp_path: Path, tiny_model
         assert "1.24" in err
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """What a collector is sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, str, str]] = []
-        """Service, name, trace."""
-
-    def Export(  # noqa: N802
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        for of in request.resource_spans:
-            (service,) = [a.value.string_value for a in of.resource.attributes if a.key == "service.name"]
-            self.spans += [(service, s.name, s.trace_id.hex()) for scope in of.scope_spans for s in scope.spans]
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-@asynccontextmanager
-async def collector() -> AsyncIterator[tuple[Collector, str]]:
-    played, server = Collector(), grpc.server(futures.ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(played, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield played, f"http://127.0.0.1:{port}"
-    finally:
-        await asyncio.to_thread(server.stop(None).wait)
-
-
 async def test_a_collector_gets_the_same_spans_in_the_client_s_own_trace(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,21 +111,39 @@ async def test_a_collector_gets_the_same_spans_in_the_client_s_own_trace(
                 ),
                 metadata=(("traceparent", f"00-{TRACE}-b7ad6b7169203331-01"),),
             )
-            assert [piece async for piece in call]
+            pieces = [piece async for piece in call]
         # The services have left, and their last spans before them.
-        count = Counter((service, name) for service, name, trace in played.spans if trace == TRACE)
+        spans = [span for span in played.spans if span.trace == TRACE]
+        count = Counter((span.service, span.name) for span in spans)
         stages = {"prefill": 2, "send": 2, "queue": 1}
         names = [("kvmesh-decode", n) for n in STOPS["decode"]] + [("kvmesh-gateway", n) for n in STOPS["gateway"]]
         wanted = Counter([*names, ("kvmesh-bootstrap", "assign room")])
         assert count == wanted + Counter({("kvmesh-prefill", name): num for name, num in stages.items()})
+        rooms = {span.name: span.attributes.get("kvmesh.room") for span in spans}
+        assert rooms == dict.fromkeys(rooms, short(pieces[-1].timing.room)) | {"check": None}
+        processes = {span.attributes["kvmesh.process"] for span in spans}
+        assert {p for p in processes if not p.startswith("decode")} == STOPS.keys() - {"decode"}
 
 
 @pytest.mark.deep
 @pytest.mark.slice
+@pytest.mark.parametrize("kind", ["refused", "silent"])
 async def test_a_collector_that_is_away_holds_nothing_up(
-    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    (prompt,) = random_prompts([30], 256)
-    async with Mesh(tiny_model_dir, tmp_path, pp=1) as mesh, Client(mesh.gateway) as client:
-        assert (await ended(client, prompt)).output_tokens == 8
+    """Nor the end: a service that is not gone within its drain and what is spared after it does not end with 0."""
+    async with silent_collector() as (came, endpoint):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9" if kind == "refused" else endpoint)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        (prompt,) = random_prompts([30], 256)
+        async with Mesh(tiny_model_dir, tmp_path, pp=1) as mesh, Client(mesh.gateway) as client:
+            assert (await ended(client, prompt)).output_tokens == 8
+            if kind == "silent":
+                await asyncio.wait_for(came.wait(), SECONDS)
+            begun = monotonic()
+            assert (await ended(client, prompt)).output_tokens == 8
+            assert monotonic() - begun < 5
+            await mesh.idle()
+            begun = monotonic()
+        tiers = 4  # gateway, decoder, stage, registry: one after the other, each with nothing left to finish
+        assert monotonic() - begun < tiers * SPARE_SECONDS

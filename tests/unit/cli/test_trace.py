@@ -1,80 +1,122 @@
+import argparse
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
 import pytest
-from rich.console import Console
+from told_spans import GATEWAY, ROOM, process, span
 
-from kvmesh.cli.spans import Row, rows
-from kvmesh.cli.trace import bar, drawn, parse_room
+from kvmesh.cli import trace
+from kvmesh.cli.trace import parse_room
+from kvmesh.cli.watch import picture_now, pictures
 from kvmesh.errors import BadConfig
-from kvmesh.v1 import trace_pb2 as pb
+from kvmesh.v1 import bootstrap_pb2, trace_pb2, types_pb2
+from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceServicer, add_BootstrapServiceServicer_to_server
+from kvmesh.v1.trace_pb2_grpc import TraceServiceServicer, add_TraceServiceServicer_to_server
+
+NOWHERE = "127.0.0.1:1"
 
 
-def span(number: int, parent: int, name: str, begin_ms: int, ms: int, error: str = "") -> pb.Span:
-    told = pb.Span(trace_id=bytes(16), span_id=bytes([number]), name=name, error=error, attributes={"tokens": "3"})
-    if parent:
-        told.parent_span_id = bytes([parent])
-    told.start.FromNanoseconds(1_700_000_000_000_000_000 + begin_ms * 10**6)
-    told.duration.FromNanoseconds(ms * 10**6)
-    return told
+class Player(TraceServiceServicer, BootstrapServiceServicer):
+    """Tells its spans, and, asked as a registry, its decoders."""
+
+    def __init__(self, answer: trace_pb2.ListSpansResponse, decoders: tuple[str, ...] = (), *, calls: int = 9) -> None:
+        self.answer, self.decoders, self.calls = answer, decoders, calls
+
+    async def ListSpans(self, request: Any, context: Any) -> trace_pb2.ListSpansResponse:  # noqa: N802
+        self.calls -= 1
+        if self.calls < 0:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return self.answer
+
+    async def WatchMesh(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[bootstrap_pb2.WatchMeshResponse]:
+        members = [types_pb2.Member(address=address, incarnation=1) for address in self.decoders]
+        yield bootstrap_pb2.WatchMeshResponse(decoders=[bootstrap_pb2.DecoderView(member=m) for m in members])
 
 
-def process(name: str, *spans: pb.Span) -> pb.ListSpansResponse:
-    return pb.ListSpansResponse(process=name, spans=spans)
+@contextlib.asynccontextmanager
+async def playing(player: Player) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    add_TraceServiceServicer_to_server(player, server)
+    add_BootstrapServiceServicer_to_server(player, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
 
 
-GATEWAY = process("gateway", span(1, 0, "request", 0, 100), span(2, 1, "room", 10, 80))
+async def run(gateway: str, bootstrap: str) -> int:
+    flags = argparse.Namespace(room="1.24", gateway=gateway, bootstrap=bootstrap)
+    return await asyncio.to_thread(trace.run, flags)
 
 
-def at(found: list[Row], name: str) -> int:
-    (row,) = [r for r in found if r.name == name]
-    return round(row.begun * 1e3)
+async def test_everybody_is_asked_and_who_is_silent_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    decoder = Player(process("decode d-1", span(3, 2, "room at decoder", 12, 70)))
+    async with playing(decoder) as there, playing(Player(GATEWAY)) as gateway:
+        registry = Player(process("bootstrap"), (there, NOWHERE))
+        async with playing(registry) as bootstrap:
+            assert await run(gateway, bootstrap) == 0
+    said = capsys.readouterr()
+    assert all(name in said.out for name in ("request", "room at decoder", "decode d-1"))
+    assert said.err == f"no answer: {NOWHERE}: unreachable\n"
 
 
-def test_each_span_follows_the_one_it_is_part_of() -> None:
-    decoder = process("decode", span(4, 3, "reserve", 12, 1), span(3, 2, "room at decoder", 12, 70))
-    found = rows([decoder, GATEWAY])
-    assert [(r.depth, r.name) for r in found] == [(0, "request"), (1, "room"), (2, "room at decoder"), (3, "reserve")]
-    assert at(found, "reserve") == 12
+async def test_without_a_registry_the_gateway_is_asked_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    async with playing(Player(GATEWAY)) as gateway:
+        assert await run(gateway, NOWHERE) == 0
+    said = capsys.readouterr()
+    assert "request" in said.out
+    assert "the registry: unreachable: stages and decoders are not asked" in said.err
 
 
-@pytest.mark.parametrize("skew_ms", [-60_000, -30, 25, 3_600_000])
-def test_a_process_whose_clock_is_off_is_shifted_as_a_whole(skew_ms: int) -> None:
-    decoder = process("decode", span(3, 2, "room at decoder", 12 + skew_ms, 70), span(4, 3, "reserve", 13 + skew_ms, 1))
-    stage = process("prefill p0/0", span(5, 3, "prefill", 20, 30))
-    found = rows([stage, decoder, GATEWAY])
-    assert at(found, "room at decoder") == 15
-    assert at(found, "reserve") == 16
-    assert at(found, "prefill") == 20, "its own clock is right"
+async def test_who_answers_once_and_is_gone_is_shown_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    async with playing(Player(GATEWAY, calls=1)) as gateway, playing(Player(process("bootstrap"))) as bootstrap:
+        assert await run(gateway, bootstrap) == 0
+    said = capsys.readouterr()
+    assert "request" in said.out
+    assert "no answer" in said.err
 
 
-def test_spans_whose_parent_is_lost_are_shown_all_the_same() -> None:
-    found = rows(
-        [process("decode", span(3, 99, "room at decoder", 5, 10)), process("x", span(6, 6, "own parent", 7, 1))]
-    )
-    assert [r.name for r in found if r.depth == 0] == ["room at decoder"]
-    assert rows([]) == []
+async def test_who_tells_a_part_only_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    part = trace_pb2.ListSpansResponse(process="gateway", spans=GATEWAY.spans, truncated=True)
+    async with playing(Player(part)) as gateway, playing(Player(process("bootstrap"))) as bootstrap:
+        assert await run(gateway, bootstrap) == 0
+    assert capsys.readouterr().err == "gateway: told a part only\n"
 
 
-def test_a_bar_lies_where_its_span_lies_and_is_never_empty() -> None:
-    found = rows([GATEWAY, process("decode", span(3, 2, "short", 99, 0))])
-    bars = {row.name: bar(row, 0.1) for row in found}
-    assert bars["request"] == "━" * 32
-    assert bars["room"] == " " * 3 + "━" * 26
-    assert bars["short"].strip() == "━"
+async def test_a_room_that_nobody_knows_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    async with playing(Player(process("gateway"))) as there:
+        assert await run(there, there) == 1
+    assert "no spans of room 1.24" in capsys.readouterr().err
 
 
-def test_the_picture_names_process_times_notes_and_errors() -> None:
-    lost = process("prefill p0/1", span(5, 2, "prefill", 20, 30, error="stage lost"))
-    console = Console(width=140)
-    with console.capture() as captured:
-        console.print(drawn(rows([GATEWAY, lost])))
-    (line,) = [text for text in captured.get().splitlines() if "prefill p0/1" in text]
-    assert "20.0" in line
-    assert "30.0" in line
-    assert "stage lost, tokens 3" in line
+async def test_no_escape_code_of_a_peer_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = process("gateway\x1b[2J", span(1, 0, "evil\x1b[31m\nname", 0, -5, error="e\x1b]0;\x07"))
+    async with playing(Player(evil)) as there:
+        assert await run(there, there) == 0
+    said = capsys.readouterr()
+    assert "evil [31m name" in said.out
+    assert not [c for c in said.out + said.err if not c.isprintable() and c != "\n"]
 
 
-@pytest.mark.parametrize("text", ["1.24", str((1 << 40) + 24)])
+async def test_nor_does_one_in_the_picture_of_a_registry() -> None:
+    async with playing(Player(process("x"), ("evil\x1b[2J\n:1",))) as registry:
+        (decoder,) = (await picture_now(registry, 5.0)).decoders
+        assert decoder.member.address == "evil [2J :1"
+        async with aclosing(pictures(registry)) as followed:
+            assert (await anext(followed)).decoders[0].member.address == decoder.member.address
+
+
+@pytest.mark.parametrize("text", ["1.24", str(ROOM)])
 def test_a_room_is_named_as_logs_name_it_or_by_its_number(text: str) -> None:
-    assert parse_room(text) == (1 << 40) + 24
+    assert parse_room(text) == ROOM
 
 
 @pytest.mark.parametrize(

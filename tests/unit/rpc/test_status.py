@@ -4,6 +4,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from rpc_serving import served
 
 from kvmesh import errors
@@ -50,6 +51,23 @@ async def test_every_error_of_the_table_comes_back_as_it_left(kind: type[KvmeshE
 async def test_an_error_without_details_comes_back_without_any(kind: type[KvmeshError]) -> None:
     back = from_rpc_error(await raised_by(kind("so")))
     assert (type(back), back.reason, back.field, back.retry_after_seconds) == (kind, kind.default_reason, None, None)
+
+
+@pytest.mark.parametrize("sent", ["Jane Doe, born 1970", "y" * 300])
+async def test_a_peer_s_reason_that_is_no_word_is_other(sent: str) -> None:
+    assert from_rpc_error(await raised_by(Unavailable("x", reason=sent))).reason == "other"
+
+
+async def test_what_a_peer_says_comes_in_as_one_short_line_without_escape_codes() -> None:
+    wild = "red \x1b[31m\nline \u202eo" + "x" * 5000
+    packed = status_pb2.Status(code=14, message=wild)
+    packed.details.add().Pack(error_details_pb2.ErrorInfo(domain="kvmesh", reason="stage_lost"))
+    trailers = grpc.aio.Metadata(("grpc-status-details-bin", packed.SerializeToString()))
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers)
+    said = from_rpc_error(error).message
+    assert said.isprintable()
+    assert said.startswith("red [31m line o")
+    assert len(said) == 600
 
 
 async def test_a_bug_leaves_as_internal_without_its_text() -> None:

@@ -105,3 +105,15 @@ def test_the_level_is_for_the_mesh_and_others_speak_from_warning_on(capsys: pyte
     logging.getLogger("some.library").warning("shown")
     logging.getLogger("services.prefill").info("shown")
     assert lines(capsys) == ["warning prefill shown", "info prefill shown"]
+
+
+def test_what_a_peer_wrote_reaches_the_log_without_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("gateway", "info")
+    log.info("%s registers", "evil\x1b[2J\r\nname")
+    try:
+        raise ValueError("\x1b[31mred")
+    except ValueError:
+        log.exception("failed")
+    first, second = lines(capsys)
+    assert first == "info gateway evil [2J  name registers"
+    assert "ValueError:  [31mred" in second

@@ -70,7 +70,7 @@ def test_what_is_counted_by_a_label_begins_at_0_with_the_process() -> None:
     assert fresh["kvmesh_frames"].keys() == {"written", "repeated", "late", "foreign", "corrupt"}
     assert fresh["kvmesh_time_to_first_token_part_seconds"].keys() == set(TIMING_PARTS)
     for by_reason in ("attempts_failed", "generations_ended", "pairings_ended", "leases_ended"):
-        assert fresh[f"kvmesh_{by_reason}"].keys() == set(errors.REASONS)
+        assert fresh[f"kvmesh_{by_reason}"].keys() == {*errors.REASONS, errors.OTHER}
 
 
 def test_no_label_is_unbounded() -> None:

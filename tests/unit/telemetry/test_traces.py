@@ -1,11 +1,14 @@
 import asyncio
+import logging
 import time
+from collections.abc import Collection
 
 import pytest
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
 
+from kvmesh.errors import Full, InvalidInput, Unavailable, UnknownModel
 from kvmesh.telemetry import traces
-from kvmesh.telemetry.traces import Ring, Span, heard, of_call, start
+from kvmesh.telemetry.traces import MAX_ERROR_CHARS, Ring, Span, chosen, heard, of_call, start
 
 SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -15,6 +18,12 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> Ring:
     fresh = Ring(8)
     monkeypatch.setattr(traces, "RING", fresh)
     return fresh
+
+
+def of(ring: Ring, room: int, trace_ids: Collection[int] = ()) -> list[Span]:
+    spans, truncated = chosen(ring.all(), room, trace_ids, 100)
+    assert not truncated
+    return spans
 
 
 def names(spans: list[Span]) -> list[str]:
@@ -36,10 +45,23 @@ def test_what_a_span_tells_is_what_the_next_service_hears() -> None:
     assert len(span.traceparent) == len(SENT)
 
 
-@pytest.mark.parametrize("nonsense", ["", "x", SENT[:-3], SENT.replace("b7ad6b7169203331", "0" * 16), "é" * 70])
-def test_nonsense_begins_a_trace_of_its_own(nonsense: str) -> None:
-    assert not heard(nonsense).is_valid
-    assert start("x", parent=heard(nonsense)).context.is_valid
+@pytest.mark.parametrize(
+    "nonsense", ["", "x", SENT[:-3], SENT.replace("b7ad6b7169203331", "0" * 16), "é" * 70, SENT + "-" + "x" * 8000]
+)
+def test_nonsense_begins_a_trace_of_its_own_and_is_not_logged(nonsense: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert not heard(nonsense).is_valid
+        assert start("x", parent=heard(nonsense)).context.is_valid
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("state", ["vendor=1", "patient name Jane Doe", "=," * 4000, "x" * 9000])
+def test_a_tracestate_is_neither_read_nor_logged(state: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        context = of_call([("tracestate", state), ("traceparent", SENT)])
+    assert context.is_valid
+    assert not context.trace_state
+    assert not caplog.records
 
 
 def test_a_call_without_metadata_begins_a_trace_of_its_own() -> None:
@@ -48,10 +70,10 @@ def test_a_call_without_metadata_begins_a_trace_of_its_own() -> None:
 
 def test_a_span_is_kept_once_it_has_ended_and_once(ring: Ring) -> None:
     span = start("request", parent=INVALID_SPAN_CONTEXT, room=5)
-    assert ring.of(5, []) == []
+    assert of(ring, 5) == []
     span.end("first")
     span.end("second")
-    assert [(s.name, s.error) for s in ring.of(5, [])] == [("request", "first")]
+    assert [(s.name, s.error) for s in of(ring, 5)] == [("request", "first")]
 
 
 def test_a_part_belongs_to_the_room_of_the_whole_unless_it_names_another() -> None:
@@ -61,34 +83,65 @@ def test_a_part_belongs_to_the_room_of_the_whole_unless_it_names_another() -> No
     assert part.parent == other.parent == span.context
 
 
-def test_a_room_brings_its_whole_trace_and_no_other(ring: Ring) -> None:
+def test_a_room_brings_its_whole_request_and_no_other(ring: Ring) -> None:
     request = start("request", parent=INVALID_SPAN_CONTEXT)
     request.child("assign", begun=3.0).end()
     request.child("room", room=7, begun=2.0).end()
     request.begun = 1.0
     request.end()
     start("another", parent=INVALID_SPAN_CONTEXT, room=8).end()
-    assert names(ring.of(7, [])) == ["request", "room", "assign"]
-    assert names(ring.of(0, [request.context.trace_id])) == ["request", "room", "assign"]
-    assert ring.of(9, []) == ring.of(0, []) == []
+    assert names(of(ring, 7)) == ["request", "room", "assign"]
+    assert names(of(ring, 0, [request.context.trace_id])) == ["request", "room", "assign"]
+    assert of(ring, 9) == of(ring, 0) == []
+
+
+def test_a_room_does_not_bring_the_other_requests_of_its_client_s_trace(ring: Ring) -> None:
+    for room in (5, 6, 7):
+        request = start(f"request of {room}", parent=heard(SENT), begun=float(room))
+        request.child(f"room {room}", room=room, begun=room + 0.5).end()
+        request.end()
+    assert names(of(ring, 6)) == ["request of 6", "room 6"]
+    assert len(of(ring, 6, [heard(SENT).trace_id])) == 6, "unless the trace is named"
+
+
+def test_of_too_many_the_room_s_come_first_and_then_the_latest(ring: Ring) -> None:
+    start("asked for", parent=heard(SENT), room=5, begun=1.0).end()
+    for number in range(2, 7):
+        start(f"later {number}", parent=heard(SENT), room=number + 10, begun=float(number)).end()
+    spans, truncated = chosen(ring.all(), 5, [heard(SENT).trace_id], 3)
+    assert (names(spans), truncated) == (["asked for", "later 5", "later 6"], True)
+
+
+def test_a_long_line_of_spans_is_followed_in_time_that_grows_with_its_length() -> None:
+    line = [start("first", parent=INVALID_SPAN_CONTEXT, room=5)]
+    for _ in range(4000):
+        line.append(line[-1].child("next", room=6))
+    begun = time.process_time()
+    spans, _ = chosen(line, 5, [], 5000)
+    assert len(spans) == len(line)
+    assert time.process_time() - begun < 1
 
 
 def test_the_oldest_make_room(ring: Ring) -> None:
     for room in range(1, 20):
         start("x", parent=INVALID_SPAN_CONTEXT, room=room).end()
-    assert [room for room in range(1, 20) if ring.of(room, [])] == list(range(12, 20))
+    assert [room for room in range(1, 20) if of(ring, room)] == list(range(12, 20))
 
 
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
-        (ValueError("no"), "ValueError: no"),
-        (ValueError(), "ValueError"),
+        (ValueError("the prompt was: secret"), "ValueError"),
+        (ExceptionGroup("secret", [ValueError("secret")]), "ExceptionGroup"),
+        (UnknownModel("model 'Jane Doe, diabetes' is not served here"), "unknown_model"),
+        (InvalidInput("role 'Jane Doe' is unknown", field="chat", reason="too_long"), "too_long"),
+        (Full("16 rooms wait already"), "full: 16 rooms wait already"),
+        (Unavailable("x" * 999, reason="stage_lost"), ("stage_lost: " + "x" * 999)[:MAX_ERROR_CHARS]),
         (asyncio.CancelledError(), "cancelled"),
         (GeneratorExit(), "cancelled"),
     ],
 )
-def test_a_span_says_why_it_ended(raised: BaseException, said: str) -> None:
+def test_a_span_says_why_it_ended_and_nothing_that_its_client_wrote(raised: BaseException, said: str) -> None:
     span = start("x", parent=INVALID_SPAN_CONTEXT)
     with pytest.raises(type(raised)), span:
         raise raised
