@@ -64,7 +64,6 @@ class Head:
                 admit.room,
                 prompt_len=admit.prompt_len,
                 cached_len=0,
-                now=stage.now,
                 sampling=Sampling(seed=admit.request),  # what stands for the prompt travels in the log
                 output_index=admit.output_index,
             )
@@ -75,7 +74,7 @@ class Head:
 
     def steps(self, stage: Process) -> Iterator[Step]:
         """All that is due, in order."""
-        while (step := self.scheduler.next_step(stage.now)) is not None:
+        while (step := self.scheduler.next_step()) is not None:
             stage.world.witness.written(stage, step)
             self._forget([entry.room for entry in step.entries])
             yield step

@@ -114,7 +114,7 @@ class Mesh:
     # Rank 0.
 
     def _admit(self, request: Request, key: PairingKey) -> None:
-        self.scheduler.admit(key, request.room, prompt_len=request.prompt_len, cached_len=0, now=self.clock.now)
+        self.scheduler.admit(key, request.room, prompt_len=request.prompt_len, cached_len=0)
 
     def _hear(self, event: partial[None]) -> None:
         event()
@@ -125,7 +125,7 @@ class Mesh:
         self._write_steps()
 
     def _write_steps(self) -> None:
-        while (step := self.scheduler.next_step(self.clock.now)) is not None:
+        while (step := self.scheduler.next_step()) is not None:
             self._queue(0, step)
 
     # Every stage.

@@ -69,7 +69,6 @@ class HeadRoom:
     cached_len: int
     sampling: Sampling
     output_index: int
-    arrived: float
     trace: str = ""
     state: RoomState = RoomState.WAITING
     pages: tuple[PageId, ...] = ()

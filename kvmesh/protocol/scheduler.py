@@ -1,7 +1,7 @@
 """Rank 0 decides: which rooms begin and end, on which pages, and what each step computes.
 
 The only writer of the log and the only allocator of the pipeline. Called by rank 0's event loop; told of Admit, Drop and
-Received from control streams and of `applied` from the rank behind. Knows no stream, no tensor and no clock: `now` comes in.
+Received from control streams and of `applied` from the rank behind. Knows no stream, no tensor and no time.
 """
 
 from collections import deque
@@ -66,6 +66,11 @@ class Scheduler:
     def states(self) -> Mapping[RoomId, RoomState]:
         """Every room here and where it is."""
         return {r.room: r.state for r in self._rooms.values()}
+
+    @property
+    def open_rooms(self) -> int:
+        """Rooms that have not ended: those that wait, and those whose terminal entry is not written."""
+        return len(self._rooms)
 
     def holds(self, room: RoomId) -> bool:
         """Whether a room is here, in whatever state."""
@@ -151,7 +156,6 @@ class Scheduler:
         *,
         prompt_len: int,
         cached_len: int,
-        now: float,
         sampling: Sampling | None = None,
         output_index: int = 0,
         trace: str = "",
@@ -168,9 +172,7 @@ class Scheduler:
         error = self._objection(key, room, prompt_len, cached_len)
         if error is not None:
             raise error
-        self._rooms[room] = HeadRoom(
-            room, key, prompt_len, cached_len, sampling or Sampling(), output_index, now, trace
-        )
+        self._rooms[room] = HeadRoom(room, key, prompt_len, cached_len, sampling or Sampling(), output_index, trace)
         self._queues[key].waiting.append(room)
 
     def _objection(self, key: PairingKey, room: RoomId, prompt_len: int, cached_len: int) -> KvmeshError | None:
@@ -229,11 +231,11 @@ class Scheduler:
 
     # Decisions.
 
-    def next_step(self, now: float) -> Step | None:
+    def next_step(self) -> Step | None:
         """Writes the next step, or None when nothing is due, or enough is written already."""
         if not self.may_write:
             return None
-        entries = [*self._end_rooms(), *self._admit_rooms(now)]
+        entries = [*self._end_rooms(), *self._admit_rooms()]
         work = self._chunks()
         if not entries and not work:
             return None
@@ -253,7 +255,7 @@ class Scheduler:
                 queue.held_pages -= len(room.pages)
         return entries
 
-    def _admit_rooms(self, now: float) -> list[Entry]:
+    def _admit_rooms(self) -> list[Entry]:
         """Decoders in turn; a room that waits for free pages is not overtaken; one over its decoder's share is passed by."""
         entries: list[Entry] = []
         passed = 0
@@ -272,12 +274,12 @@ class Scheduler:
                 break
             queue.waiting.popleft()
             queue.held_pages += need
-            entries.append(self._begin(head, pages, now))
+            entries.append(self._begin(head, pages))
             self._turn.rotate(-1)
             passed = 0
         return entries
 
-    def _begin(self, room: HeadRoom, pages: tuple[PageId, ...], now: float) -> RoomAdmitted:
+    def _begin(self, room: HeadRoom, pages: tuple[PageId, ...]) -> RoomAdmitted:
         room.pages = pages
         self._step_room(room, RoomEvent.ADMIT)
         self._prefilling[room.room] = None
@@ -290,7 +292,6 @@ class Scheduler:
             pages,
             room.sampling,
             room.output_index,
-            queued_seconds=max(0.0, now - room.arrived),
             trace=room.trace,
         )
 

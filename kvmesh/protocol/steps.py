@@ -36,7 +36,6 @@ class RoomAdmitted:
     pages: tuple[PageId, ...]
     sampling: Sampling = Sampling()
     output_index: int = 0
-    queued_seconds: float = 0.0
     trace: str = ""
     """The room's W3C traceparent: carried for the eyes, like the sampling not part of the digest."""
 
@@ -65,6 +64,8 @@ class Work:
     room: RoomId
     begin: int
     end: int
+    queued_seconds: float = 0.0
+    """With the last tokens of a room, from rank 0 on: its wait there. Carried for the eyes, no part of the digest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,21 @@
 """Health, as grpc.health.v1 has it, on a plaintext port of its own. Called by the life of a process.
 
 "" and "readiness": able to serve. "liveness": everything that should make progress does; a peer's death is no part of it.
-The server runs on the loop it reports on: a loop that is stuck answers no probe.
+The server runs on the loop it reports on: a loop that is stuck answers no probe. The page of metrics answers from a thread of
+its own; so it works out what it says of this loop when it is read.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from kvmesh.rpc.channels import server_options
+from kvmesh.rpc.lag import LoopLag
 from kvmesh.telemetry import logs, metrics
 
 log = logs.get(__name__)
@@ -36,7 +39,8 @@ class _Probe:
 class Health:
     """What a process says of itself."""
 
-    def __init__(self, watchdog_seconds: float) -> None:
+    def __init__(self, watchdog_seconds: float, clock: Callable[[], float] = monotonic) -> None:
+        self.lag = LoopLag(clock)
         self._watchdog_seconds = watchdog_seconds
         self._servicer = HealthServicer()
         self._server = grpc.aio.server(options=server_options(watchdog_seconds))
@@ -53,6 +57,9 @@ class Health:
 
     async def start(self) -> None:
         """Begins to answer: alive, not ready."""
+        metrics.LOOP_LAG_SECONDS.set_function(lambda: self.lag.seconds)
+        metrics.READY.set_function(lambda: self._ready and self._moves)
+        metrics.LIVE.set_function(lambda: not self._stuck and self._moves)
         await self._publish()
         await self._server.start()
 
@@ -74,20 +81,29 @@ class Health:
 
     async def run(self) -> None:
         """Publishes what changes, and looks at progress four times in the watchdog's time. Until cancelled."""
-        loop = asyncio.get_running_loop()
-        beat = self._watchdog_seconds / 4
-        due = loop.time() + beat
-        while True:
-            try:
-                async with asyncio.timeout_at(due):
-                    await self._changed.wait()
-            except TimeoutError:
-                metrics.LOOP_LAG_SECONDS.set(max(0.0, loop.time() - due))
-                due = loop.time() + beat
-                self._look()
-            if self._changed.is_set():
-                self._changed.clear()
-                await self._publish()
+        self.lag.expect(self._watchdog_seconds / 4)
+        try:
+            while True:
+                await self._beat()
+        finally:
+            self.lag.stop()
+
+    async def _beat(self) -> None:
+        try:
+            async with asyncio.timeout(self.lag.left):
+                await self._changed.wait()
+        except TimeoutError:
+            self.lag.beat()
+            self.lag.expect(self._watchdog_seconds / 4)
+            self._look()
+        if self._changed.is_set():
+            self._changed.clear()
+            await self._publish()
+
+    @property
+    def _moves(self) -> bool:
+        """Whether the loop does: one that is late by the watchdog's time is lost to its peers."""
+        return self.lag.seconds <= self._watchdog_seconds
 
     def _look(self) -> None:
         stuck = {p.name: age for p in self._probes if (age := p.stuck_for()) is not None}
@@ -102,8 +118,6 @@ class Health:
 
     async def _publish(self) -> None:
         live = not self._stuck
-        metrics.READY.set(self._ready)
-        metrics.LIVE.set(live)
         for name, serving in (("", self._ready), (READINESS, self._ready), (LIVENESS, live)):
             await self._servicer.set(name, _SERVING if serving else _NOT_SERVING)
 

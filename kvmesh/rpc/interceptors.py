@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from kvmesh.rpc.status import is_expected, to_status, told
+from kvmesh.rpc.streams import has_left
 from kvmesh.telemetry import logs, metrics
 
 log = logs.get(__name__)
@@ -91,7 +92,7 @@ async def _abort(name: str, error: Exception, context: grpc.aio.ServicerContext[
     """Ends the call with the error's status."""
     if isinstance(error, grpc.aio.AbortError):
         raise error  # ended already, by a servicer that is not ours
-    if isinstance(error, grpc.aio.InternalError) or (isinstance(error, grpc.aio.UsageError) and context.done()):
+    if has_left(error, context):
         log.debug("%s: the client left while it was written to", name)
         raise asyncio.CancelledError from error  # what gRPC would have raised a moment later
     if not is_expected(error):

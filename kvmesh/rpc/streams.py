@@ -1,11 +1,11 @@
-"""Typed reading and truthful writing of client streams. Called by whoever holds a long stream to a peer.
+"""Typed reading and truthful writing of streams. Called by whoever holds a long stream to a peer, or answers with one.
 
 gRPC's `read` may return its EOF object, which no type checker can tell from a message, and its `write` to a call that has
 ended raises something that is no status.
 """
 
 import asyncio
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 
@@ -35,3 +35,22 @@ async def write(call: grpc.aio.StreamStreamCall[_Sent, _Received], message: _Sen
         raise grpc.aio.AioRpcError(
             await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
         ) from None
+
+
+def has_left(error: BaseException, context: grpc.aio.ServicerContext[Any, Any]) -> bool:
+    """Whether an error of a servicer's write only says that the client has left."""
+    return isinstance(error, grpc.aio.InternalError) or (isinstance(error, grpc.aio.UsageError) and context.done())
+
+
+async def answer(context: grpc.aio.ServicerContext[Any, _Sent], message: _Sent) -> None:
+    """Writes a message to the client.
+
+    Raises:
+        asyncio.CancelledError: it has left; what gRPC would have raised a moment later.
+    """
+    try:
+        await context.write(message)
+    except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
+        if has_left(error, context):
+            raise asyncio.CancelledError from error
+        raise

@@ -87,8 +87,19 @@ def page_of(service: str) -> CollectorRegistry:
 
 # Every service.
 READY = _of(EVERY, Gauge, "ready", "1 while the service is able to serve.")
-LIVE = _of(EVERY, Gauge, "live", "1 while everything that should make progress does.")
-LOOP_LAG_SECONDS = _of(EVERY, Gauge, "loop_lag_seconds", "How late the event loop's last beat was.")
+LIVE = _of(EVERY, Gauge, "live", "1 while everything that should make progress does, the event loop included.")
+LOOP_LAG_SECONDS = _of(
+    EVERY,
+    Gauge,
+    "loop_lag_seconds",
+    "How late the event loop's last beat was, or, if that is more, the one that is due.",
+)
+LOOP_LATE_SECONDS_TOTAL = _of(
+    EVERY,
+    Counter,
+    "loop_late_seconds_total",
+    "How late the event loop's beats came, added up: also a stall between two scrapes shows.",
+)
 BUILD_INFO = _of(EVERY, Gauge, "build_info", "1, labelled with the version that runs.", labelnames=("version",))
 RPC_ERRORS_TOTAL = _of(
     EVERY,
@@ -109,16 +120,21 @@ PAGES = _of(
     "Pages of KV by what they are for: free, held (prefill), receiving KV or running (decode). Together the pool.",
     labelnames=("state",),
 )
-ROOMS_OPEN = _of((PREFILL, DECODE, GATEWAY), Gauge, "rooms_open", "Rooms that have not ended.")
+ROOMS_OPEN = _of(
+    (PREFILL, DECODE, GATEWAY),
+    Gauge,
+    "rooms_open",
+    "Rooms that have not ended, those that wait included; at a stage behind rank 0, those that its log holds.",
+)
 ROOMS_WAITING = _of((PREFILL, DECODE), Gauge, "rooms_waiting", "Rooms that wait for pages or a place.")
 ROOMS_RUNNING = _of((PREFILL, DECODE), Gauge, "rooms_running", "Rooms that hold pages.")
 ROOMS_ENDED_TOTAL = _of(
-    (PREFILL,),
+    (PREFILL, DECODE),
     Counter,
     "rooms_ended_total",
-    "Rooms ended: done, or dropped before (rank 0).",
+    "Rooms ended, each once: done, or dropped (rank 0); finished, or cancelled (decoder); else why it was lost or refused.",
     labelnames=("reason",),
-    known=("done", "dropped"),
+    known=("done", "dropped", "finished", "cancelled", *REASONS, OTHER),
 )
 
 # Prefill.
@@ -154,7 +170,9 @@ LOG_AGE_SECONDS = _of(
     (PREFILL,), Gauge, "log_age_seconds", "Time since the stage last made progress on a step; 0 when it owes none."
 )
 STEPS_TOTAL = _of((PREFILL,), Counter, "steps_total", "Steps of the log applied.")
-STEP_SECONDS = _of((PREFILL,), Histogram, "step_seconds", "Time to compute one step.", buckets=_STEP_SECONDS)
+STEP_SECONDS = _of(
+    (PREFILL,), Histogram, "step_seconds", "Time to compute one step that has work.", buckets=_STEP_SECONDS
+)
 PREFILL_TOKENS_TOTAL = _of((PREFILL,), Counter, "prefill_tokens_total", "Prompt tokens computed.")
 QUEUED_PREFILL_TOKENS = _of(
     (PREFILL,), Gauge, "queued_prefill_tokens", "Prompt tokens accepted, not computed (rank 0)."
@@ -169,7 +187,7 @@ ADMISSION_SECONDS = _of(
     (PREFILL,),
     Histogram,
     "admission_seconds",
-    "From a decoder's Admit to the start of the first step that holds the room (rank 0).",
+    "From a decoder's Admit until the worker takes up the room's first tokens (rank 0).",
     buckets=_FIRST_TOKEN_SECONDS,
 )
 STEPS_IN_FLIGHT = _of((PREFILL,), Gauge, "steps_in_flight", "Steps that not every rank has applied (rank 0).")
@@ -200,7 +218,7 @@ TRANSFER_TAIL_SECONDS = _of(
     (DECODE,),
     Histogram,
     "transfer_tail_seconds",
-    "From a room's first token until the last of its KV is here: what the transfer costs after the last compute.",
+    "From a room's first token until the last of its KV arrived: what the transfer costs after the last compute.",
     buckets=_FIRST_TOKEN_SECONDS,
 )
 FRAMES_TOTAL = _of(
@@ -243,7 +261,7 @@ TIME_TO_FIRST_TOKEN_SECONDS = _of(
     (GATEWAY,),
     Histogram,
     "time_to_first_token_seconds",
-    "Arrival until the first token.",
+    "Arrival until the first token came; it is written a moment later.",
     buckets=_FIRST_TOKEN_SECONDS,
 )
 TIME_TO_FIRST_TOKEN_PART_SECONDS = _of(
@@ -256,7 +274,11 @@ TIME_TO_FIRST_TOKEN_PART_SECONDS = _of(
     buckets=_FIRST_TOKEN_SECONDS,
 )
 TOKEN_GAP_SECONDS = _of(
-    (GATEWAY,), Histogram, "token_gap_seconds", "Between two tokens of a request.", buckets=_TOKEN_GAP_SECONDS
+    (GATEWAY,),
+    Histogram,
+    "token_gap_seconds",
+    "Between a token of a request and the one before. Of tokens that come together the first was waited for, the others 0.",
+    buckets=_TOKEN_GAP_SECONDS,
 )
 PROMPT_TOKENS = _of((GATEWAY,), Histogram, "prompt_tokens", "Tokens of the prompt of a request.", buckets=_TOKENS)
 OUTPUT_TOKENS = _of((GATEWAY,), Histogram, "output_tokens", "Tokens answered to a request.", buckets=_TOKENS)

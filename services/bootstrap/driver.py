@@ -66,6 +66,8 @@ class Driver:
         self._superseded = superseded
         self._numbers = count(1)
         self._leases: dict[LeaseId, LeaseStream] = {}
+        self._running: frozenset[LeaseId] = frozenset()
+        """Those that the core knew when it was last asked: a stream that was refused at its registration never was a lease."""
         self._asking: dict[RequestId, asyncio.Future[Grant | Deny]] = {}
         self._news = asyncio.Event()
         self._ticked_at = monotonic()
@@ -112,11 +114,10 @@ class Driver:
     def close(self, stream: LeaseStream) -> None:
         """The stream ended, however."""
         del self._leases[stream.number]
-        actions = self.registry.lease_lost(stream.number)
-        if actions:
+        if stream.number in self._running:
             log.info("%s: the lease stream ended", stream.name)
             metrics.LEASES_ENDED_TOTAL.labels(reason="stream_ended").inc()
-        self.carry_out(actions)
+        self.carry_out(self.registry.lease_lost(stream.number))
 
     def _tell(self, number: LeaseId, directive: Directive) -> None:
         stream = self._leases.get(number)
@@ -127,7 +128,8 @@ class Driver:
         stream.say(directive)
 
     def _refuse(self, number: LeaseId, error: KvmeshError) -> None:
-        metrics.LEASES_ENDED_TOTAL.labels(reason=error.label).inc()
+        if number in self._running:
+            metrics.LEASES_ENDED_TOTAL.labels(reason=error.label).inc()
         stream = self._leases.get(number)
         if stream is not None:
             log.info("%s refused: %s", stream.name, error.message)
@@ -168,6 +170,7 @@ class Driver:
 
     def _show(self) -> None:
         leases = self.registry.mesh.leases.all()
+        self._running = frozenset(lease.member.lease for lease in leases)
         stages = sum(isinstance(lease.member, Stage) for lease in leases)
         metrics.LEASES.labels(role="stage").set(stages)
         metrics.LEASES.labels(role="decoder").set(len(leases) - stages)

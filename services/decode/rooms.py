@@ -38,6 +38,7 @@ class RoomTimes:
     admit_sent: float = 0.0
     first_token: float = 0.0
     complete: float = 0.0
+    last_token: float = 0.0
     queued_seconds: float = 0.0
 
 
@@ -61,11 +62,11 @@ class LiveRoom:
 
     def trace(self, now: float) -> None:
         """Tells the stops of the walk that this room went through, as parts of its span."""
-        times, finished = self.times, self.finish_reason != FINISH_REASON_UNSPECIFIED
+        times, finished = self.times, self.is_finished
         stops = (
             ("reserve", times.arrived, times.admit_sent),
             ("receive", times.admit_sent, times.complete),
-            ("decode", times.complete, now if finished else 0.0),
+            ("decode", times.complete, times.last_token),
         )
         for name, begun, ended in stops:
             if begun:
@@ -74,6 +75,18 @@ class LiveRoom:
                 )
         if finished:
             self.span.end(ended=now)  # however its call ends: its reader may leave with the last token
+
+    @property
+    def is_finished(self) -> bool:
+        """Its last token was drawn."""
+        return self.finish_reason != FINISH_REASON_UNSPECIFIED
+
+    @property
+    def why_ended(self) -> str:
+        """A reason for the metrics, once its call has ended."""
+        if self.is_finished:
+            return "finished"
+        return self.error.label if self.error is not None else "cancelled"
 
     @property
     def prefill_tokens(self) -> list[int]:
@@ -106,12 +119,16 @@ class Rooms:
         """
         live = LiveRoom(request, pairing, span, RoomTimes(span.begun))
         prompt_len = len(request.prompt) + len(request.output_so_far)
-        actions = self.books.open(
-            live.room,
-            Generation(request.assignment.generation),
-            prompt_len=prompt_len,
-            max_output_len=request.max_output_len - len(request.output_so_far),
-        )
+        try:
+            actions = self.books.open(
+                live.room,
+                Generation(request.assignment.generation),
+                prompt_len=prompt_len,
+                max_output_len=request.max_output_len - len(request.output_so_far),
+            )
+        except KvmeshError as refusal:
+            metrics.ROOMS_ENDED_TOTAL.labels(reason=refusal.label).inc()
+            raise
         self._live[live.room] = live
         self.empty.clear()
         self._carry_out(actions)
@@ -122,6 +139,7 @@ class Rooms:
         self._tell(live.room, RoomEvent.CANCELLED)
         self._live.pop(live.room, None)
         live.trace(monotonic())
+        metrics.ROOMS_ENDED_TOTAL.labels(reason=live.why_ended).inc()
         if not self._live:
             self.empty.set()
 
@@ -149,7 +167,8 @@ class Rooms:
         live.tokens.append(report.token)
         live.finish_reason = report.finish_reason
         live.news.set()
-        if report.finish_reason != FINISH_REASON_UNSPECIFIED:
+        if live.is_finished:
+            live.times.last_token = report.drawn_at
             self._tell(report.room, RoomEvent.FINISHED)
 
     def broke(self, report: RoomBroken) -> None:
@@ -186,7 +205,7 @@ class Rooms:
 
     def _fail(self, room: RoomId, error: KvmeshError) -> None:
         live = self._live.get(room)
-        if live is not None and live.error is None and live.finish_reason == FINISH_REASON_UNSPECIFIED:
+        if live is not None and live.error is None and not live.is_finished:
             with logs.bind(room=short(room), generation=short(live.pairing.generation)):
                 log.info("the room failed: %s", error.message)
             live.error = error

@@ -86,6 +86,7 @@ class RoomComplete:
 
     room: RoomId
     complete_at: float
+    """When the last of it arrived, however busy the worker was then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class TokenDrawn:
     room: RoomId
     token: int
     finish_reason: FinishReason.ValueType
+    drawn_at: float
+    """Monotonic time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +246,7 @@ class DecodeWorker:
             return
         _count(outcome.value)
         if outcome is Outcome.WRITTEN:
-            self._join_when_complete(self._rooms[room])
+            self._join_when_complete(self._rooms[room], arrived.arrived)
 
     def _receive_first_token(self, arrived: FrameArrived, header: FrameHeader, payload: memoryview) -> None:
         room, vocab_size = RoomId(header.room), self._runner.vocab_size
@@ -265,7 +268,7 @@ class DecodeWorker:
         if self._ending(own, token) != FINISH_REASON_UNSPECIFIED:
             self._drew(own, token)  # its first token is its last: it needs no KV
         else:
-            self._join_when_complete(own)
+            self._join_when_complete(own, arrived.arrived)
 
     def _break(self, room: RoomId, error: KvmeshError) -> None:
         _count("corrupt")
@@ -277,15 +280,15 @@ class DecodeWorker:
         self._rooms.pop(room, None)
         self._running.pop(room, None)
 
-    def _join_when_complete(self, room: _Room) -> None:
-        """A complete room decodes."""
+    def _join_when_complete(self, room: _Room, arrived: float) -> None:
+        """A complete room decodes. What made it complete arrived last: records are dealt with in that order."""
         plan, opened, first_token = room.plan, room.opened, room.plan.first_token
         if first_token is None or plan.joined or not plan.complete:
             return
         plan.joined = True
         room.length = opened.prompt_len
         self._running[opened.room] = room
-        self._receive(RoomComplete(opened.room, monotonic()))
+        self._receive(RoomComplete(opened.room, arrived))
         self._drew(room, first_token)
 
     # Decoding.
@@ -314,7 +317,7 @@ class DecodeWorker:
         room.output_len += 1
         if reason != FINISH_REASON_UNSPECIFIED:
             self._forget(room.opened.room)
-        self._receive(TokenDrawn(room.opened.room, token, reason))
+        self._receive(TokenDrawn(room.opened.room, token, reason, monotonic()))
 
     def _ending(self, room: _Room, token: int) -> FinishReason.ValueType:
         """Why the room ends with this token as its next; unspecified when it goes on."""

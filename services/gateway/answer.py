@@ -45,9 +45,9 @@ class Answer:
         self._parts: dict[str, int] = {}
         self._index = 0
         self.is_whole = False
-        """All of it was handed to the stream: whoever leaves from now on was served."""
+        """All of it is with the stream, or on its way there: a client that leaves from now on was served."""
 
-    def close(self) -> None:
+    def close(self, *, served: bool) -> None:
         """The request is over, however: what its client saw of it."""
         request = self._progress.span
         metrics.OUTPUT_TOKENS.observe(self._index)
@@ -57,14 +57,15 @@ class Answer:
             span = request.child("answer", begun=self._first_at)
             span.attributes["tokens"] = self._index
             span.end(ended=self._latest_at)
-        if self.is_whole:
+        if served:
             metrics.REQUEST_SECONDS.observe(monotonic() - self._arrived, self._exemplar)
             request.end()
 
     async def deliver(self, tokens: Sequence[int]) -> None:
         """Sends new tokens and the text they complete; with the last token everything that belongs to the end."""
-        self._clock(len(tokens))
+        now = monotonic()
         text, used, stopped = self._text.push(tokens)
+        self._clock(now, used)
         if stopped:
             self._progress.finish_reason = FINISH_REASON_STOP
         response = pb.GenerateResponse(index=self._index, tokens=tokens[:used])
@@ -78,8 +79,8 @@ class Answer:
         response.text = text
         await self._write(response)
 
-    def _clock(self, num_tokens: int) -> None:
-        now = monotonic()
+    def _clock(self, now: float, num_tokens: int) -> None:
+        """Tokens came. Of several together the first was waited for, and the others came with it."""
         if not self._first_at:
             self._first_at = now
             self._parts = parts(self._progress, now - self._arrived)
@@ -87,7 +88,9 @@ class Answer:
             for part, nanoseconds in self._parts.items():
                 metrics.TIME_TO_FIRST_TOKEN_PART_SECONDS.labels(part=part).observe(nanoseconds / 1e9)
         else:
-            metrics.TOKEN_GAP_SECONDS.observe((now - self._latest_at) / num_tokens)
+            metrics.TOKEN_GAP_SECONDS.observe(now - self._latest_at)
+        for _ in range(num_tokens - 1):
+            metrics.TOKEN_GAP_SECONDS.observe(0.0)
         self._latest_at = now
 
     @property

@@ -7,12 +7,14 @@ call ends, however it ends, the room ends too.
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 
 import grpc
 
 from kvmesh.errors import DeadlineExceeded, KvmeshError, Unavailable
 from kvmesh.protocol.request import Request
+from kvmesh.rpc import streams
 from kvmesh.telemetry import metrics, traces
 from kvmesh.text.tokenizer import Tokenizer
 from kvmesh.v1 import inference_pb2 as pb
@@ -20,7 +22,7 @@ from kvmesh.v1.inference_pb2_grpc import InferenceServiceServicer
 from services.gateway.answer import Answer
 from services.gateway.attempts import Attempts, Progress, after
 from services.gateway.mesh_view import MeshView
-from services.gateway.validation import Validator
+from services.gateway.validation import Plan, Validator
 
 GenerateContext = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
 ListContext = grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
@@ -60,15 +62,9 @@ class InferenceServicer(InferenceServiceServicer):
         arrived = monotonic()
         left = context.time_remaining()
         seconds = self._request_seconds if left is None else left
-        failures: list[str] = []
         span = traces.start("request", parent=traces.of_call(context.invocation_metadata()), begun=arrived)
         with self._counted(span), span:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._generate(request, context, span, failures, arrived + seconds)
-            except TimeoutError as error:
-                lost = f"; {after(failures)}" if failures else ""
-                raise DeadlineExceeded(f"the request's {seconds:.3g} s are over{lost}") from error
+            await self._generate(request, context, span, seconds)
 
     async def ListModels(  # noqa: N802
         self,
@@ -92,9 +88,29 @@ class InferenceServicer(InferenceServiceServicer):
         request: pb.GenerateRequest,
         context: GenerateContext,
         span: traces.Span,
-        failures: list[str],
-        deadline: float,
+        seconds: float,
     ) -> None:
+        """Served is who got all of it in time, or left with the last of it."""
+        failures: list[str] = []
+        answer, served = None, False
+        try:
+            async with asyncio.timeout(seconds):
+                plan = await self._plan(request, span)
+                progress = Progress(Request(plan.max_output_len, self._max_attempts, failures=failures), span)
+                answer = Answer(plan, progress, self._tokenizer, partial(streams.answer, context), span.begun)
+                await self._attempts.run(plan, progress, answer.deliver, span.begun + seconds)
+            served = True
+        except TimeoutError as error:
+            lost = f"; {after(failures)}" if failures else ""
+            raise DeadlineExceeded(f"the request's {seconds:.3g} s are over{lost}") from error
+        except asyncio.CancelledError:
+            served = answer is not None and answer.is_whole
+            raise
+        finally:
+            if answer is not None:
+                answer.close(served=served)
+
+    async def _plan(self, request: pb.GenerateRequest, span: traces.Span) -> Plan:
         if self._draining:
             raise Unavailable("this gateway is leaving", reason="draining", retry_after_seconds=1.0)
         self._view.check_model()
@@ -102,18 +118,13 @@ class InferenceServicer(InferenceServiceServicer):
         # Tokenizing a long prompt takes up to a second; tokenizers does it without the GIL.
         with span.child("check"):
             plan = await asyncio.to_thread(self._validator.plan, request, limits)
-        progress = Progress(Request(plan.max_output_len, self._max_attempts, failures=failures), span)
-        answer = Answer(plan, progress, self._tokenizer, context.write, span.begun)
         metrics.PROMPT_TOKENS.observe(len(plan.prompt))
-        try:
-            await self._attempts.run(plan, progress, answer.deliver, deadline)
-        finally:
-            answer.close()
+        return plan
 
     @contextmanager
     def _counted(self, span: traces.Span) -> Iterator[None]:
-        """Counts the request while it is open, and how it ended. One whose span ended well before was served: its client
-        left with the last token."""
+        """Counts the request while it is open, and how it ended. One that was cancelled and whose span had ended well was
+        served: its client left with the last token."""
         self._open += 1
         self._none_open.clear()
         metrics.REQUESTS_OPEN.set(self._open)

@@ -46,6 +46,8 @@ class Generation:
         """Rank 0: told when its own worker has applied a step."""
         self.on_draining: Callable[[], None] | None = None
         """Rank 0: told when a stage behind wants to leave."""
+        self.on_end: Callable[[KvmeshError], None] | None = None
+        """Rank 0: told why the generation ended."""
         self.drain_asked = False
         self.links: dict[PairingKey, LinkSender] = {}
         self.chain = Chain(Rank(rank), rank == pp_size - 1, monotonic())
@@ -53,10 +55,11 @@ class Generation:
         """Steps that rank 0 had written, as far as is known here."""
         self.num_rooms = 0
         self._shard, self._num_pages = shard, num_pages
-        self._spans = RoomSpans(rank, shard)
+        self.spans = RoomSpans(rank, shard)
         self._worker = worker
         worker.post(BeginGeneration(number))
         metrics.GENERATIONS_TOTAL.inc()
+        show_age(worker.age_seconds)
 
     @property
     def lag_steps(self) -> int:
@@ -74,7 +77,9 @@ class Generation:
         if not self.ended.done():
             self.ended.set_result(error)
             metrics.GENERATIONS_ENDED_TOTAL.labels(reason=error.label).inc()
-            self._spans.close(error.message, monotonic())
+            self.spans.close(error.message, monotonic())
+            if self.on_end is not None:
+                self.on_end(error)
             for link in list(self.links.values()):
                 link.end(error)
 
@@ -111,30 +116,38 @@ class Generation:
             self.end(Fault(f"rank {self.rank} failed on a step", reason="stage_failed"))
 
     def _step_done(self, done: StepDone) -> None:
-        self._spans.applied(done, monotonic())
-        metrics.STEPS_TOTAL.inc()
-        metrics.STEP_SECONDS.observe(done.seconds)
-        metrics.PREFILL_TOKENS_TOTAL.inc(done.step.num_tokens)
-        self.num_rooms = done.num_rooms
-        metrics.ROOMS_OPEN.set(done.num_rooms)
-        metrics.ROOMS_RUNNING.set(done.num_rooms)
-        show_pages(done.free_pages, self._num_pages)
+        self.spans.applied(done)
+        step = self.spans.told(done.step)
+        self._count(done)
+        waits = {work.room: work.queued_seconds for work in step.work}
         for first in done.sampled:
             link = self.links.get(first.key)
             if link is not None:  # no link: computed and discarded, which is no fault
-                link.sampled(first)
+                link.sampled(first, waits[first.room])
         for span in done.computed:
             link = self.links.get(span.key)
             if link is not None:
+                self.spans.to_send(span.room, done.ended)
                 link.computed(span)
         if self.on_applied_here is not None:
             self.on_applied_here(done.step.number)
         if self.chain.applied_here(done.step.number, done.digest, monotonic()):
             self._confirmed(done.step.number)
         if self.rank < self.pp_size - 1:
-            for message in step_to_messages(done.step, done.activations, self.num_written):
+            for message in step_to_messages(step, done.activations, self.num_written):
                 self.downstream.put_nowait(message)
         self.show()
+
+    def _count(self, done: StepDone) -> None:
+        metrics.STEPS_TOTAL.inc()
+        if done.step.work:
+            metrics.STEP_SECONDS.observe(done.ended - done.began)
+        metrics.PREFILL_TOKENS_TOTAL.inc(done.step.num_tokens)
+        self.num_rooms = done.num_rooms
+        if self.rank > 0:
+            metrics.ROOMS_OPEN.set(done.num_rooms)
+        metrics.ROOMS_RUNNING.set(done.num_rooms)
+        show_pages(done.free_pages, self._num_pages)
 
     # The way back.
 
@@ -194,7 +207,7 @@ class Generation:
         return link
 
     def _sent(self, room: RoomId, num_bytes: int) -> None:
-        self._spans.sent(room, num_bytes, monotonic())
+        self.spans.sent(room, num_bytes, monotonic())
 
     def close_link(self, link: LinkSender) -> None:
         """A link's stream ended."""
@@ -245,13 +258,18 @@ class Generation:
         metrics.LOG_STEPS_CONFIRMED.set(chain.confirmed.num_steps)
         metrics.LOG_DIGEST.set(int.from_bytes(chain.applied.digest[: metrics.DIGEST_METRIC_BYTES], "big"))
         metrics.LOG_LAG_STEPS.set(self.lag_steps)
-        metrics.LOG_AGE_SECONDS.set(self.age_seconds() or 0.0)
 
 
 def show_pages(free_pages: int, num_pages: int) -> None:
     """Sets the gauges of the pool."""
     metrics.PAGES.labels(state="free").set(free_pages)
     metrics.PAGES.labels(state="held").set(num_pages - free_pages)
+
+
+def show_age(age_seconds: Callable[[], float | None]) -> None:
+    """The page asks the worker itself, from a thread of its own: so it tells the truth also while this loop stands still, and
+    between two generations."""
+    metrics.LOG_AGE_SECONDS.set_function(lambda: age_seconds() or 0.0)
 
 
 def show_no_generation(num_pages: int) -> None:
@@ -269,6 +287,5 @@ def show_no_generation(num_pages: int) -> None:
         metrics.LOG_STEPS_CONFIRMED,
         metrics.LOG_DIGEST,
         metrics.LOG_LAG_STEPS,
-        metrics.LOG_AGE_SECONDS,
     ):
         gauge.set(0)

@@ -4,10 +4,10 @@ Wires `kvmesh.protocol.scheduler` to the control streams and to the generation. 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
-from kvmesh.errors import KvmeshError, Unavailable
+from kvmesh.errors import InvalidInput, KvmeshError, Unavailable
 from kvmesh.protocol.ids import PairingKey, RoomId, StepNumber
 from kvmesh.protocol.scheduler import Limits, Scheduler
 from kvmesh.protocol.steps import RoomAdmitted, RoomDone, Step
@@ -27,8 +27,11 @@ MAX_TRACEPARENT = 64
 class Head:
     """The one that decides."""
 
-    def __init__(self, generation: Generation, limits: Limits, vocab_size: int) -> None:
+    def __init__(
+        self, generation: Generation, limits: Limits, vocab_size: int, clock: Callable[[], float] = monotonic
+    ) -> None:
         self.generation = generation
+        self._clock = clock
         self.scheduler = Scheduler(limits)
         self._vocab_size = vocab_size
         self._prompts: dict[RoomId, Sequence[int]] = {}
@@ -37,6 +40,7 @@ class Head:
         generation.on_applied = self._applied
         generation.on_applied_here = self._applied_here
         generation.on_draining = self.drain
+        generation.on_end = self._end
         if generation.drain_asked:
             self.drain()
 
@@ -48,40 +52,43 @@ class Head:
         Raises:
             Fenced, Unavailable: see Scheduler.pair.
         """
-        self._forget(self.scheduler.pair(key))
+        self._left(self.scheduler.pair(key), "its pairing is over")
         self._due()
 
     def unpair(self, key: PairingKey) -> None:
         """A control stream ended: its rooms are dropped."""
-        self._forget(self.scheduler.unpair(key))
+        self._left(self.scheduler.unpair(key), "its pairing is over")
         self._due()
 
     def admit(self, key: PairingKey, message: pb.Admit) -> pb.RoomRefused | None:
         """A decoder asks for a room; returns the refusal, if any."""
         room = RoomId(message.room)
-        if any(token >= self._vocab_size for token in message.tokens):
-            return pb.RoomRefused(room=room, reason="bad_token", detail=f"a token id is not below {self._vocab_size}")
+        trace = message.traceparent if len(message.traceparent) <= MAX_TRACEPARENT else ""
         try:
+            if any(token >= self._vocab_size for token in message.tokens):
+                raise InvalidInput(f"a token id is not below {self._vocab_size}", reason="bad_token", field="tokens")
             self.scheduler.admit(
                 key,
                 room,
                 prompt_len=len(message.tokens),
                 cached_len=message.cached_len,
-                now=monotonic(),
                 sampling=sampling_from(message.sampling),
                 output_index=message.output_index,
-                trace=message.traceparent if len(message.traceparent) <= MAX_TRACEPARENT else "",
+                trace=trace,
             )
         except KvmeshError as error:
+            _count_ended(error.label)
             return pb.RoomRefused(room=room, reason=error.reason, detail=error.message)
         self._prompts[room] = message.tokens
+        self.generation.spans.arrived(room, trace, self._clock())
         self._due()
         return None
 
     def drop(self, key: PairingKey, room: RoomId) -> None:
         """The decoder ended a room."""
-        self.scheduler.drop(key, room)
-        self._forget([room])
+        if self.scheduler.holds(room):
+            self.scheduler.drop(key, room)
+            self._left([room], "dropped")
         self._due()
 
     def received(self, key: PairingKey, room: RoomId) -> None:
@@ -114,7 +121,7 @@ class Head:
         self._pump_due = False
         if self.generation.ended.done():
             return
-        while (step := self.scheduler.next_step(monotonic())) is not None:
+        while (step := self.scheduler.next_step()) is not None:
             self._launch(step)
         self._show()
         if self.scheduler.draining and self.scheduler.idle:
@@ -122,22 +129,21 @@ class Head:
 
     def _show(self) -> None:
         queued = self.scheduler.queued_tokens + self._rate.tokens_in_flight
+        metrics.ROOMS_OPEN.set(self.scheduler.open_rooms)
         metrics.ROOMS_WAITING.set(self.scheduler.waiting_rooms)
         metrics.STEPS_IN_FLIGHT.set(self.scheduler.steps_in_flight)
         metrics.QUEUED_PREFILL_TOKENS.set(queued)
         metrics.QUEUED_PREFILL_SECONDS.set(queued * self._rate.seconds_per_token)
 
     def _launch(self, step: Step) -> None:
-        self._rate.written(step, monotonic())
+        self._rate.written(step, self._clock())
         tokens: list[int] = []
         for work in step.work:
             tokens.extend(self._prompts[work.room][work.begin : work.end])
         for entry in step.entries:
-            if isinstance(entry, RoomAdmitted):
-                metrics.ADMISSION_SECONDS.observe(entry.queued_seconds)
-            else:
-                metrics.ROOMS_ENDED_TOTAL.labels(reason="done" if isinstance(entry, RoomDone) else "dropped").inc()
-        self._forget([e.room for e in step.entries if not isinstance(e, RoomAdmitted)])
+            if not isinstance(entry, RoomAdmitted):
+                self._prompts.pop(entry.room, None)
+                _count_ended("done" if isinstance(entry, RoomDone) else "dropped")
         self.generation.run(step, tokens=tokens)
 
     def _applied_here(self, number: StepNumber) -> None:
@@ -147,12 +153,25 @@ class Head:
     def _applied(self, number: StepNumber) -> None:
         try:
             self.scheduler.applied(number)
-            self._rate.applied(number, monotonic())
+            self._rate.applied(number, self._clock())
         except KvmeshError as error:
             self.generation.end(error)
         self._due()
 
-    def _forget(self, rooms: Sequence[RoomId]) -> None:
+    def _left(self, rooms: Sequence[RoomId], why: str) -> None:
+        """Of rooms that were dropped, those that the log never knew are over; the others end with their entry."""
         for room in rooms:
             if not self.scheduler.holds(room):
                 self._prompts.pop(room, None)
+                self.generation.spans.left(room, why, self._clock())
+                if not self.generation.ended.done():
+                    _count_ended("dropped")
+
+    def _end(self, error: KvmeshError) -> None:
+        """The generation is over, and with it every room that is still here."""
+        for _ in range(self.scheduler.open_rooms):
+            _count_ended(error.label)
+
+
+def _count_ended(reason: str) -> None:
+    metrics.ROOMS_ENDED_TOTAL.labels(reason=reason).inc()

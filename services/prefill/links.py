@@ -70,10 +70,10 @@ class LinkSender:
             self._pending.append((span.room, piece))
         self._ask()
 
-    def sampled(self, first: Sampled) -> None:
-        """The last rank drew a room's first token."""
+    def sampled(self, first: Sampled, queued_seconds: float) -> None:
+        """The last rank drew a room's first token; the room had waited at rank 0 before its prefill."""
         queued = Duration()
-        queued.FromNanoseconds(int(first.queued_seconds * 1e9))
+        queued.FromNanoseconds(int(queued_seconds * 1e9))
         payload = pb.FirstToken(token=first.token, queued=queued).SerializeToString()
         header = FrameHeader(FrameKind.FIRST_TOKEN, room=first.room, pairing=self.key[1])
         self._outbox.put_nowait(_Outgoing(seal(header, payload), first.room, 0))

@@ -19,7 +19,7 @@ from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
-from services.prefill.generation import show_no_generation
+from services.prefill.generation import show_age, show_no_generation
 from services.prefill.life import LiveStage, StageIdentity
 from services.prefill.registration import StageLease
 from services.prefill.servicer import PrefillServicer
@@ -66,6 +66,7 @@ class PrefillStage:
             raise BadConfig(f"the registry refused the registration: {error.message}") from error
         finally:
             await asyncio.to_thread(self._worker.stop)
+            show_age(lambda: None)
 
     async def _lives(self, life: Life) -> None:
         async for attempt in reconnect_policy():

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-from google.protobuf.duration_pb2 import Duration
-
 from kvmesh.errors import InvalidInput
 from kvmesh.protocol.ids import Generation, Incarnation, PageId, PairingNumber, Rank, RoomId, StepNumber
 from kvmesh.protocol.life import Opening
@@ -30,7 +28,7 @@ def step_to_messages(step: Step, activations: bytes, num_written: int) -> Iterat
         step=pb.Step(
             number=step.number,
             entries=[_entry_to(e) for e in step.entries],
-            work=[pb.StepWork(room=w.room, begin=w.begin, end=w.end) for w in step.work],
+            work=[_work_to(w) for w in step.work],
             activation_bytes=len(activations),
             num_written=num_written,
         )
@@ -56,8 +54,19 @@ def step_from(message: pb.Step) -> Step:
     return Step(
         StepNumber(message.number),
         tuple(_entry_from(e) for e in message.entries),
-        tuple(Work(RoomId(w.room), w.begin, w.end) for w in message.work),
+        tuple(_work_from(w) for w in message.work),
     )
+
+
+def _work_to(work: Work) -> pb.StepWork:
+    message = pb.StepWork(room=work.room, begin=work.begin, end=work.end)
+    if work.queued_seconds:
+        message.queued.FromNanoseconds(int(work.queued_seconds * 1e9))
+    return message
+
+
+def _work_from(message: pb.StepWork) -> Work:
+    return Work(RoomId(message.room), message.begin, message.end, message.queued.ToNanoseconds() / 1e9)
 
 
 def _entry_to(entry: Entry) -> pb.StepEntry:
@@ -65,8 +74,6 @@ def _entry_to(entry: Entry) -> pb.StepEntry:
         return pb.StepEntry(done=entry.room)
     if isinstance(entry, RoomDropped):
         return pb.StepEntry(drop=entry.room)
-    queued = Duration()
-    queued.FromNanoseconds(int(entry.queued_seconds * 1e9))
     return pb.StepEntry(
         admit=pb.RoomAdmitted(
             room=entry.room,
@@ -82,7 +89,6 @@ def _entry_to(entry: Entry) -> pb.StepEntry:
                 seed=entry.sampling.seed,
             ),
             output_index=entry.output_index,
-            queued=queued,
             traceparent=entry.trace,
         )
     )
@@ -106,6 +112,5 @@ def _entry_from(message: pb.StepEntry) -> Entry:
         tuple(PageId(p) for p in admit.pages),
         sampling_from(admit.sampling),
         admit.output_index,
-        admit.queued.ToNanoseconds() / 1e9,
         admit.traceparent,
     )

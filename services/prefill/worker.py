@@ -62,7 +62,6 @@ class Sampled:
     key: PairingKey
     room: RoomId
     token: int
-    queued_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,10 @@ class StepDone:
     """What the next rank continues with; empty at the last rank or without work."""
     computed: tuple[Computed, ...]
     sampled: tuple[Sampled, ...]
-    seconds: float
-    """Time it took."""
+    began: float
+    """When the worker took it up, on the monotonic clock."""
+    ended: float
+    """The same: when it was through."""
     num_rooms: int
     """Rooms of the log after it."""
     free_pages: int
@@ -202,7 +203,8 @@ class StageWorker:
             activations,
             computed_spans(log, step),
             sampled,
-            seconds=monotonic() - began,
+            began=began,
+            ended=monotonic(),
             num_rooms=len(log.rooms),
             free_pages=log.free_pages,
         )
@@ -223,8 +225,7 @@ class StageWorker:
         ]
         tokens = sample(out, params, [a.output_index for a in ending]) if ending else []
         return b"", tuple(
-            Sampled((a.decoder, a.pairing), a.room, token, a.queued_seconds)
-            for a, token in zip(ending, tokens, strict=True)
+            Sampled((a.decoder, a.pairing), a.room, token) for a, token in zip(ending, tokens, strict=True)
         )
 
     def _inputs(self, record: RunStep) -> torch.Tensor:

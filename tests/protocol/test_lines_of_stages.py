@@ -85,8 +85,8 @@ def test_what_rank_0_admits_into_the_last_page_every_stage_can_hold() -> None:
     head, stages = Scheduler(limits), [AppliedLog(8, 4), AppliedLog(8, 4)]
     head.pair(key)
     for room, prompt_len in ((1, 12), (2, 1), (3, 16)):
-        head.admit(key, RoomId(room), prompt_len=prompt_len, cached_len=0, now=0.0)
-    while (step := head.next_step(0.0)) is not None:
+        head.admit(key, RoomId(room), prompt_len=prompt_len, cached_len=0)
+    while (step := head.next_step()) is not None:
         for stage in stages:
             stage.apply(step)
     assert head.free_pages == 0

@@ -32,12 +32,12 @@ def scheduler(*keys: PairingKey, **changes: int) -> Scheduler:
     return head
 
 
-def ask(head: Scheduler, room: int, prompt_len: int = 4, key: PairingKey = A, now: float = 0.0) -> None:
-    head.admit(key, RoomId(room), prompt_len=prompt_len, cached_len=0, now=now)
+def ask(head: Scheduler, room: int, prompt_len: int = 4, key: PairingKey = A) -> None:
+    head.admit(key, RoomId(room), prompt_len=prompt_len, cached_len=0)
 
 
-def take(head: Scheduler, now: float = 0.0) -> Step:
-    step = head.next_step(now)
+def take(head: Scheduler) -> Step:
+    step = head.next_step()
     assert step is not None
     return step
 
@@ -57,13 +57,10 @@ def settle(head: Scheduler, step: Step) -> None:
 def test_admission_is_one_message_and_starts_in_the_very_next_step() -> None:
     """F-P19: it depends on neither the number of stages nor the length of a step."""
     head = scheduler()
-    ask(head, 1, now=2.0)
-    step = take(head, now=2.5)
+    ask(head, 1)
+    step = take(head)
     assert admitted_in(step) == [1]
     assert spans(step) == [(1, 0, 4)]
-    entry = step.entries[0]
-    assert isinstance(entry, RoomAdmitted)
-    assert entry.queued_seconds == 0.5
 
 
 def test_long_prompts_are_cut_and_several_rooms_share_a_step() -> None:
@@ -80,7 +77,7 @@ def test_steps_in_flight_are_bounded_by_applied() -> None:
     head = scheduler()
     ask(head, 1, 32)
     steps = [take(head) for _ in range(3)]
-    assert head.next_step(0.0) is None
+    assert head.next_step() is None
     assert head.steps_in_flight == 3
     settle(head, steps[0])
     assert take(head).number == 3
@@ -101,7 +98,7 @@ def test_received_ends_a_room_with_done_and_frees_its_pages_in_that_step() -> No
     for _ in range(4):
         settle(head, take(head))
     ask(head, 2, 4)
-    assert head.next_step(0.0) is None, "no page is free"
+    assert head.next_step() is None, "no page is free"
     head.received(A, RoomId(1))
     step = take(head)
     assert step.entries[0] == RoomDone(RoomId(1))
@@ -130,7 +127,7 @@ def test_a_drop_of_a_waiting_room_never_reaches_the_log() -> None:
     assert head.waiting_rooms == 0
     for _ in range(3):
         settle(head, take(head))
-    assert head.next_step(0.0) is None
+    assert head.next_step() is None
 
 
 def test_an_entry_makes_a_step_of_its_own_at_once() -> None:
@@ -154,7 +151,7 @@ def test_late_words_for_an_ended_room_change_nothing(twice: str) -> None:
     head.received(A, RoomId(1))
     settle(head, take(head))
     getattr(head, twice)(A, RoomId(1))
-    assert head.next_step(0.0) is None
+    assert head.next_step() is None
     assert head.free_pages == 8
 
 
@@ -164,7 +161,7 @@ def test_another_decoder_can_not_end_a_room() -> None:
     settle(head, take(head))
     head.drop(B, RoomId(1))
     head.received(B, RoomId(1))
-    assert head.next_step(0.0) is None
+    assert head.next_step() is None
     assert head.states[RoomId(1)] is RoomState.PREFILLED
 
 
@@ -181,7 +178,7 @@ def test_a_step_is_not_written_long_before_rank_0_can_compute_it() -> None:
     head = scheduler(step_tokens=4, max_steps_ahead=2)
     ask(head, 1, prompt_len=16)
     first, _ = take(head), take(head)
-    assert head.next_step(0.0) is None
+    assert head.next_step() is None
     ask(head, 2)
     head.applied_here(first.number)
     assert admitted_in(take(head)) == [2]
@@ -230,7 +227,7 @@ def test_a_second_admit_for_a_known_room_is_refused() -> None:
 
 def spans_of_all(head: Scheduler) -> list[tuple[int, int, int]]:
     found = []
-    while (step := head.next_step(0.0)) is not None:
+    while (step := head.next_step()) is not None:
         found += spans(step)
         settle(head, step)
     return found
@@ -252,7 +249,7 @@ def test_a_plan_that_can_not_be_is_refused(prompt_len: int, cached_len: int) -> 
     """F-C8: what an empty pool could not hold is said at once."""
     head = scheduler()
     with pytest.raises(InvalidInput):
-        head.admit(A, RoomId(1), prompt_len=prompt_len, cached_len=cached_len, now=0.0)
+        head.admit(A, RoomId(1), prompt_len=prompt_len, cached_len=cached_len)
     assert not head.states
 
 
@@ -345,7 +342,7 @@ def test_whatever_happens_every_step_applies_on_every_stage_and_all_returns_to_i
     pairings: dict[int, PairingKey] = {}
     rooms: dict[int, PairingKey] = {}
     flying: list[Step] = []
-    for now in range(300):
+    for turn in range(300):
         event = rng.random()
         decoder = rng.choice([1, 2])
         if event < 0.1 or decoder not in pairings:
@@ -353,9 +350,9 @@ def test_whatever_happens_every_step_applies_on_every_stage_and_all_returns_to_i
             pairings[decoder] = (Incarnation(decoder), PairingNumber(numbers[decoder]))
             head.pair(pairings[decoder])
         elif event < 0.5:
-            room = now + 1
+            room = turn + 1
             rooms[room] = pairings[decoder]
-            head.admit(pairings[decoder], RoomId(room), prompt_len=rng.randint(1, 32), cached_len=0, now=float(now))
+            head.admit(pairings[decoder], RoomId(room), prompt_len=rng.randint(1, 32), cached_len=0)
         elif event < 0.7 and rooms:
             room = rng.choice(list(rooms))
             head.drop(rooms[room], RoomId(room))
@@ -363,7 +360,7 @@ def test_whatever_happens_every_step_applies_on_every_stage_and_all_returns_to_i
             room = rng.choice(list(rooms))
             if head.states.get(RoomId(room)) is RoomState.PREFILLED:
                 head.received(rooms.pop(room), RoomId(room))
-        while (step := head.next_step(float(now))) is not None:
+        while (step := head.next_step()) is not None:
             flying.append(step)
             for stage in stages:
                 stage.apply(step)
@@ -373,7 +370,7 @@ def test_whatever_happens_every_step_applies_on_every_stage_and_all_returns_to_i
     for key in pairings.values():
         head.unpair(key)
     while not head.idle:
-        while (step := head.next_step(1e3)) is not None:
+        while (step := head.next_step()) is not None:
             flying.append(step)
             for stage in stages:
                 stage.apply(step)

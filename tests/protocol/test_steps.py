@@ -95,10 +95,8 @@ def test_equal_logs_have_equal_digests_and_others_have_not() -> None:
 def test_what_the_log_only_carries_is_not_in_the_digest() -> None:
     """A sampling temperature loses bits on the wire; the decisions do not."""
     one, other = admitted(1), admitted(1)
-    other = RoomAdmitted(
-        other.room, other.pairing, other.decoder, 4, 0, other.pages, Sampling(temperature=0.1), 0, queued_seconds=3.0
-    )
+    other = RoomAdmitted(other.room, other.pairing, other.decoder, 4, 0, other.pages, Sampling(temperature=0.1), 0)
     logs = [log(), log()]
-    logs[0].apply(step(0, one))
-    logs[1].apply(step(0, other))
+    logs[0].apply(step(0, one, work(1, 0, 4)))
+    logs[1].apply(step(0, other, Work(RoomId(1), 0, 4, queued_seconds=3.0)))
     assert logs[0].digest == logs[1].digest

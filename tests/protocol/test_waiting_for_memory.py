@@ -38,13 +38,13 @@ class Pair:
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             if action.ask is Ask.ADMIT:
-                self.head.admit(KEY, action.room, prompt_len=6, cached_len=0, now=0.0)
+                self.head.admit(KEY, action.room, prompt_len=6, cached_len=0)
             elif action.ask is Ask.RECEIVED:
                 self.head.received(KEY, action.room)
 
     def write(self) -> None:
         """Rank 0 writes a step, if one is due."""
-        step = self.head.next_step(0.0)
+        step = self.head.next_step()
         for queue in self.steps if step is not None else ():
             queue.append(step)  # type: ignore[arg-type]
 

@@ -44,8 +44,8 @@ def step_written_twice() -> list[Patch]:
     """Rank 0 gives a number out twice when a step has no work."""
     next_step = Scheduler.next_step
 
-    def broken(self: Scheduler, now: float) -> Step | None:
-        step = next_step(self, now)
+    def broken(self: Scheduler) -> Step | None:
+        step = next_step(self)
         if step is not None and not step.work:
             self._next_number = StepNumber(self._next_number - 1)
             self._working.pop()
@@ -70,8 +70,8 @@ def admission_told_a_step_late() -> list[Patch]:
     """Rank 0 schedules a room's work before the step that admits it."""
     next_step, late = Scheduler.next_step, dict[int, list[Any]]()
 
-    def broken(self: Scheduler, now: float) -> Step | None:
-        step = next_step(self, now)
+    def broken(self: Scheduler) -> Step | None:
+        step = next_step(self)
         if step is None:
             return None
         kept = late.pop(id(self), [])
@@ -205,8 +205,8 @@ def output_index_not_in_the_log() -> list[Patch]:
     """Rank 0 lets the last rank draw the first token as if nothing had come before."""
     begin = Scheduler._begin
 
-    def broken(self: Scheduler, room: Any, pages: Any, now: float) -> RoomAdmitted:
-        return replace(begin(self, room, pages, now), output_index=0)
+    def broken(self: Scheduler, room: Any, pages: Any) -> RoomAdmitted:
+        return replace(begin(self, room, pages), output_index=0)
 
     return [(Scheduler, "_begin", broken)]
 
@@ -255,7 +255,7 @@ def admission_by_rounds() -> list[Patch]:
     """F-P19: rank 0 admits only when every step before went all the way round."""
     admit_rooms = Scheduler._admit_rooms
 
-    def broken(self: Scheduler, now: float) -> list[Any]:
-        return admit_rooms(self, now) if self.steps_in_flight == 0 else []
+    def broken(self: Scheduler) -> list[Any]:
+        return admit_rooms(self) if self.steps_in_flight == 0 else []
 
     return [(Scheduler, "_admit_rooms", broken)]

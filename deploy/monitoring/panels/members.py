@@ -242,9 +242,9 @@ ROOMS = Row(
             6,
             timeseries(
                 "Rooms ended",
-                "At rank 0, each second: done, or dropped before.",
+                "At rank 0 and at decoders, each second, by reason. done and finished: well. Refused rooms count as well.",
                 "suffix: /s",
-                Query(f"sum by (reason) ({rate('kvmesh_rooms_ended_total')})", "{{reason}}"),
+                Query(f"sum by (service, reason) ({rate('kvmesh_rooms_ended_total')}) > 0", "{{service}} {{reason}}"),
                 stack=True,
             ),
         ),
@@ -252,7 +252,7 @@ ROOMS = Row(
             6,
             timeseries(
                 "Waits of a room, p95",
-                "reserve: at the decoder, for pages. admission: at rank 0, for a place in a step. transfer tail: for "
+                "reserve: at the decoder, for pages. admission: at rank 0, until it is computed. transfer tail: for "
                 "KV that is on its way after the first token is known.",
                 "s",
                 Query(quantile(0.95, "kvmesh_reserve_seconds"), "reserve"),
@@ -332,9 +332,11 @@ PROCESSES = Row(
             6,
             timeseries(
                 "Event loop late by",
-                "How late the loop's last beat was. Late by seconds loses leases and pairings.",
+                "How late the loop's last beat was, or the one that is due. Together: of all beats within the window, so that "
+                "no stall falls between two scrapes. Late by seconds loses leases and pairings.",
                 "s",
                 Query(member("kvmesh_loop_lag_seconds"), WHO),
+                Query(f"increase({member('kvmesh_loop_late_seconds_total')}[{WINDOW}])", f"{WHO} together"),
                 limits=[(0.1, YELLOW)],
             ),
         ),

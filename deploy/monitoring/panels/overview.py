@@ -110,10 +110,10 @@ WHERE_TIME_GOES = Row(
             timeseries(
                 "Where the first token's time goes",
                 "Mean seconds of each part, stacked; the dashed line is the same time measured as one, and lies on "
-                "top of them. assign: the registry gives a room. reserve: the decoder finds pages. queue: rank 0 "
-                "waits for a place in a step. prefill: the stages compute. transfer_tail: KV still on its way after "
-                "the last compute. join: the first decode step. other: the gateway itself, and the whole time of rooms "
-                "that were lost before.",
+                "top of them. assign: the registry gives a room. reserve: the decoder finds pages. queue: at rank 0, "
+                "until it is computed. prefill: the stages compute. transfer_tail: KV still on its way after the last "
+                "compute. join: the decoder is in a step of its own. other: the gateway itself, and the whole time of "
+                "rooms that were lost before.",
                 "s",
                 Query(
                     f"sum by (part) ({rate(f'{PART}_sum')})"

@@ -1,4 +1,6 @@
 import asyncio
+import threading
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.health import Health
+from kvmesh.telemetry import metrics
+from kvmesh.telemetry.page import MetricsPage
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -93,3 +97,50 @@ async def test_a_service_nobody_knows_is_not_found() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await check(stub, "unknown")
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+# What the page of metrics says, which a thread of its own serves.
+
+
+def shown(name: str) -> float | None:
+    return metrics.page_of("prefill").get_sample_value(name)
+
+
+async def test_the_page_says_what_the_probes_are_told() -> None:
+    age: list[float | None] = [None]
+    async with health() as (own, stub):
+        assert (shown("kvmesh_ready"), shown("kvmesh_live")) == (0, 1)
+        own.set_ready(True)
+        own.watch_progress("the worker", lambda: age[0], limit_seconds=1.0)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="liveness"))
+        assert await following(watch) == SERVING
+        assert (shown("kvmesh_ready"), shown("kvmesh_live")) == (1, 1)
+        age[0] = 2.0
+        assert await following(watch) == NOT_SERVING
+        assert (shown("kvmesh_ready"), shown("kvmesh_live")) == (1, 0)
+        watch.cancel()
+
+
+async def test_a_loop_that_stands_still_shows_on_the_page_while_it_does() -> None:
+    """Read by a thread, for which the loop waits: late by the watchdog's time it is neither ready nor alive."""
+    async with health() as (own, stub), MetricsPage("prefill", "127.0.0.1", 0) as page:
+        own.set_ready(True)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=""))
+        while await following(watch) != SERVING:
+            pass
+        seen: dict[str, float] = {}
+
+        def read_until(live: float) -> None:
+            while seen.get("kvmesh_live") != live:
+                with urllib.request.urlopen(f"http://127.0.0.1:{page.address[1]}/metrics", timeout=5) as answer:
+                    lines = [line.rpartition(" ") for line in answer.read().decode().splitlines()]
+                seen.update({name: float(value) for name, _, value in lines if name.startswith("kvmesh_")})
+
+        thread = threading.Thread(target=read_until, args=(0,))
+        thread.start()
+        thread.join(20)  # the loop stands still meanwhile
+        assert seen["kvmesh_live"] == seen["kvmesh_ready"] == 0
+        assert seen["kvmesh_loop_lag_seconds"] > WATCHDOG_SECONDS
+        await asyncio.to_thread(read_until, 1)
+        assert seen["kvmesh_ready"] == 1
+        watch.cancel()

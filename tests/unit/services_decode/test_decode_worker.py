@@ -265,3 +265,18 @@ def test_frames_outside_the_plan_do_not_disturb_a_room_that_decodes(bench: Bench
         assert not isinstance(bench.next(TokenDrawn), RoomBroken)
     bench.worker.post(CloseRoom(ROOM))
     assert not [r for r in bench.settle() if isinstance(r, RoomBroken)]
+
+
+@pytest.mark.parametrize("last", ["frame", "first token"])
+def test_a_room_is_complete_when_the_last_of_it_arrived_however_late_the_worker_gets_to_it(
+    bench: Bench, last: str
+) -> None:
+    """Else the worker's own step would count as transfer."""
+    bench.open()
+    came = [(bench.frame(0), 0), (bench.frame(1), 1)]
+    came.insert(len(came) if last == "first token" else 0, (bench.first(), 1))
+    for at, (message, rank) in enumerate(came, 10):
+        bench.worker.post(FrameArrived(PAIRING, Rank(rank), message, float(at)))
+    complete = bench.next(RoomComplete)
+    assert isinstance(complete, RoomComplete)
+    assert complete.complete_at == 12.0

@@ -101,7 +101,7 @@ async def test_a_room_that_ended_before_its_kv_was_sent_leaves_no_busy_time_behi
     for asked in worker.asked:
         sender.copied(FrameCopied(asked, None))
     await asyncio.sleep(0.02)
-    sender.sampled(Sampled(KEY, RoomId(8), 5, 0.0))
+    sender.sampled(Sampled(KEY, RoomId(8), 5), 0.0)
     await sender.next_message()
     assert sender.written() == 0
 
@@ -109,7 +109,7 @@ async def test_a_room_that_ended_before_its_kv_was_sent_leaves_no_busy_time_behi
 async def test_messages_leave_in_the_order_they_became_ready() -> None:
     worker = Worker()
     sender = link(worker)
-    sender.sampled(Sampled(KEY, RoomId(7), token=42, queued_seconds=0.5))
+    sender.sampled(Sampled(KEY, RoomId(7), token=42), queued_seconds=0.5)
     sender.computed(computed(0, 1))
     sender.copied(FrameCopied(worker.asked[0], b"frame"))
     header, payload = open_frame(await sender.next_message())

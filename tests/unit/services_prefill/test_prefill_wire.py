@@ -19,10 +19,9 @@ def step() -> Step:
         pages=(PageId(9), PageId(2)),
         sampling=Sampling(temperature=0.5, top_k=3, top_p=0.25, seed=(1 << 64) - 1),
         output_index=4,
-        queued_seconds=0.25,
     )
     entries = (RoomDone(RoomId(5)), RoomDropped(RoomId(6)), admitted)
-    return Step(StepNumber(7), entries, (Work(RoomId(BIG), 0, 32), Work(RoomId(8), 3, 4)))
+    return Step(StepNumber(7), entries, (Work(RoomId(BIG), 0, 32, queued_seconds=0.25), Work(RoomId(8), 3, 4)))
 
 
 def test_a_step_crosses_the_wire_unchanged() -> None:
