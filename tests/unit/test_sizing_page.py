@@ -36,7 +36,9 @@ def test_a_command_answers_what_is_shown(
 
 def test_its_thresholds_are_those_of_the_manifests_in_their_order() -> None:
     triggers = [t for name in TRIGGERS for t in yaml.safe_load((COMPONENTS / name).read_text())["spec"]["triggers"]]
-    rows = re.findall(r"^\| (?:pipelines|decoders): .*`(kvmesh_\w+)`.* \| ([\d.]+)(?: s)? \|", PAGE, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (?:pipelines|decoders): .*`([\w:]*kvmesh_[\w:]+)`.* \| ([\d.]+)(?: s)? \|", PAGE, re.MULTILINE
+    )
     assert [threshold for _, threshold in rows] == [t["metadata"]["threshold"] for t in triggers]
     assert all(metric in t["metadata"]["query"] for (metric, _), t in zip(rows, triggers, strict=True))
 

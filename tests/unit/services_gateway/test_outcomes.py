@@ -102,11 +102,11 @@ def sample(name: str, **labels: str) -> float:
 def ended(code: str, *, error: str = "") -> Iterator[None]:
     """One request ended inside, so; served by all that tells of it if the code is OK."""
     counted = {c: sample("kvmesh_requests_total", code=c) for c in CODES}
-    timed, spans = sample("kvmesh_request_seconds_count"), set(map(id, traces.RING._spans))
+    timed, spans = sample("kvmesh_request_seconds_count"), set(map(id, traces.RING.all()))
     yield
     assert [c for c in CODES if sample("kvmesh_requests_total", code=c) != counted[c]] == [code]
     assert sample("kvmesh_request_seconds_count") - timed == (code == "OK")
-    (span,) = [s for s in traces.RING._spans if id(s) not in spans and s.name == "request"]
+    (span,) = [s for s in traces.RING.all() if id(s) not in spans and s.name == "request"]
     assert span.error.partition(":")[0] == error
     assert span.attributes["output_tokens"] == 3
     assert sample("kvmesh_requests_open") == 0
@@ -125,7 +125,7 @@ async def never(_: pb.GenerateResponse) -> None:
 
 
 async def test_a_deadline_in_the_last_write_is_a_deadline_everywhere() -> None:
-    with ended("DEADLINE_EXCEEDED", error="DeadlineExceeded"), pytest.raises(DeadlineExceeded):
+    with ended("DEADLINE_EXCEEDED", error="deadline"), pytest.raises(DeadlineExceeded):
         await generate(PlayedMesh([97], [98, 99]), PlayedStream(never), seconds=0.05)
 
 
@@ -176,7 +176,7 @@ async def test_a_misuse_of_a_call_that_lives_is_a_bug() -> None:
 
 
 async def test_a_mesh_that_fails_after_some_tokens_served_nobody() -> None:
-    with ended("UNAVAILABLE", error="Unavailable"), pytest.raises(Unavailable):
+    with ended("UNAVAILABLE", error="unavailable"), pytest.raises(Unavailable):
         await generate(PlayedMesh([97], [98, 99], error=Unavailable("lost")), PlayedStream())
 
 

@@ -69,7 +69,7 @@ def test_compute_is_the_time_of_its_steps_without_those_between(room: int) -> No
     spans = head()
     spans.applied(done(step(0, admitted(room), work=((room, 0, 8),)), 1.0, 1.5))
     spans.applied(done(step(1, work=((room, 8, PROMPT_LEN),)), 4.0, 4.25))
-    (prefill,) = traces.RING.of(room, [])
+    (prefill,) = [s for s in traces.RING.all() if s.room == room]
     assert prefill.attributes == {"rank": 0, "tokens": PROMPT_LEN, "steps": 2, "compute_seconds": 0.75}
 
 

@@ -91,11 +91,11 @@ class _Pipeline:
         room = RoomId(next(self._rooms))
         self._arrived[room] = self._load.now, prompt_len
         self.uncomputed += prompt_len
-        self.scheduler.admit(_PAIRING, room, prompt_len=prompt_len, cached_len=0, now=self._load.now)
+        self.scheduler.admit(_PAIRING, room, prompt_len=prompt_len, cached_len=0)
         self._pump()
 
     def _pump(self) -> None:
-        while (step := self.scheduler.next_step(self._load.now)) is not None:
+        while (step := self.scheduler.next_step()) is not None:
             self._launch(step)
 
     def _launch(self, step: Step) -> None:
