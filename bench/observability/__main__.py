@@ -28,6 +28,8 @@ HIGHEST_RATIO = 1.02
 PAIRS, FEWEST_PAIRS, RUN_TOKENS = 120, 10, 8
 QUICK_SECONDS = 40.0
 """After the start: no further pair begins then. With the mesh's end that stays within a minute."""
+SCRAPE_SECONDS = 15.0
+"""As in deploy/monitoring/prometheus.yaml."""
 MOST_ANSWERS = 16
 """What fits the pages that a decoder has by default."""
 
@@ -57,7 +59,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--pairs", type=int, default=PAIRS, help=f"{FEWEST_PAIRS} or more; default %(default)s")
     add("--tokens", type=int, default=RUN_TOKENS, help="of each answer in a run; default %(default)s")
     add("--concurrency", type=int, default=4, help=f"answers at once, at most {MOST_ANSWERS}; default %(default)s")
-    add("--scrape-seconds", type=float, default=1.0, help="between two readings of a page; default %(default)s")
+    add(
+        "--scrape-seconds",
+        type=float,
+        default=SCRAPE_SECONDS,
+        help="between two readings of a page; default %(default)s",
+    )
     options = parser.parse_args(arguments)
     for name, least, most in (("pairs", FEWEST_PAIRS, inf), ("tokens", 1, inf), ("concurrency", 1, MOST_ANSWERS)):
         if not least <= getattr(options, name) <= most:
