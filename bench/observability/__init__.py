@@ -4,7 +4,7 @@ One mesh of real processes streams long answers, and with each run all that obse
 On is the product as it is: spans that continue the client's trace, and a scraper that reads every metrics page as often as
 the shipped Prometheus does, one after the other. Off, the functions that record are replaced by empty ones inside the running
 processes, and nobody scrapes. The product has no such switch and needs none: the bench starts each service with the switch
-beside it. Scraping is the larger part: `--scrape-seconds 1` shows what reading fifteen times as often would cost.
+beside it. Few runs meet a scrape; `--scrape-seconds 1` shows what fifteen times as many would cost.
 
 The same processes are compared with themselves, in the middle of the same answers: two meshes side by side differ by more
 than what is looked for. Runs are short and there are many, because what else the machine does changes from second to second,
