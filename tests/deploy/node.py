@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
+from manifests import ROOT
+
 from tests.mesh.namespaces import Namespace
 
 _OWN_HOST = 254
@@ -84,6 +86,8 @@ class Node:
         # /tmp comes last, since the other sources may lie there.
         ordered = sorted(mounts, key=lambda m: m.path.startswith("/tmp"))
         lines = [f"mount --bind {hosts} /etc/hosts", *_places(ordered), *(line for m in ordered for line in _bound(m))]
+        if any(ROOT.is_relative_to(m.path) for m in mounts):
+            lines = [f"exec 3< {ROOT}", *lines, *_seen_again(ROOT)]
         bare = "setpriv --pdeathsig KILL --no-new-privs --inh-caps=-all --bounding-set=-all"
         script = "\n".join([*lines, "mount -o remount,bind,ro /", "cd /", f'exec {bare} "$@"'])
         return [
@@ -112,6 +116,15 @@ def _places(mounts: Sequence[Mount]) -> list[str]:
 def _bound(mount: Mount) -> list[str]:
     lines = [f"mount --bind {mount.source} {mount.path}"]
     return [*lines, f"mount -o remount,bind,ro {mount.path}"] if mount.read_only else lines
+
+
+def _seen_again(directory: Path) -> list[str]:
+    """Lines that bind a directory, open as descriptor 3, to its place, which a volume now hides: say, a checkout in /tmp."""
+    return [
+        f"mkdir -p {directory}",
+        f"mount --no-canonicalize --bind /proc/self/fd/3 {directory}",
+        "exec 3<&-",
+    ]
 
 
 def _ip(*words: str) -> None:
