@@ -49,9 +49,6 @@ class FrameKind(IntEnum):
 _KINDS = frozenset(int(kind) for kind in FrameKind)
 
 
-_KINDS = frozenset(int(kind) for kind in FrameKind)
-
-
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
     """What a message says of itself. Ranges are half-open and 0 where the kind has none; `dtype` is None without KV."""
