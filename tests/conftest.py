@@ -1,8 +1,12 @@
-"""What every test may use: a tiny random model, made once."""
+"""What every test may use: a tiny random model, made once; and Ctrl-C that is heard."""
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell without job control starts what runs in its background with SIGINT ignored, and every child would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
