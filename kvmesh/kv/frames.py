@@ -12,8 +12,10 @@ head_dim], row-major. Links seal and open frames here, the pool fills them; torc
 
 import ctypes
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from kvmesh.errors import Corrupt
 from kvmesh.kv.checksum import checksum
@@ -24,7 +26,9 @@ MAGIC = b"KVMF"
 VERSION = 1
 
 _HEADER = struct.Struct("<4sBBBxQQQHHHHIIHxxIIxxxx")
+_KIND = 5
 _CHECKSUM = slice(8, 16)
+_HANDLE = struct.Struct("<II")
 _DTYPE_CODES: dict[DTypeName, int] = {"fp32": 1, "bf16": 2, "fp16": 3}
 _DTYPE_NAMES: dict[int, DTypeName | None] = {0: None, **{code: name for name, code in _DTYPE_CODES.items()}}
 # Where CPython keeps the contents of a bytes object; the 1 is its final NUL.
@@ -43,7 +47,9 @@ class FrameKind(IntEnum):
     FIRST_TOKEN = 4
     """Last stage; payload FirstToken."""
     CREDIT = 5
-    """Decoder; `credit_bytes` more may be in flight."""
+    """Decoder; `credit_bytes` more may be in flight; payload: the cells of the segment that are free again, u32 each."""
+    IN_CELLS = 6
+    """Stage; payload: for each KV frame that stands in the segment its cell and its length, u32 each."""
 
 
 _KINDS = frozenset(int(kind) for kind in FrameKind)
@@ -158,6 +164,52 @@ def open_frame(message: bytes | bytearray | memoryview) -> tuple[FrameHeader, me
     if checksum(head, payload) != told:
         raise Corrupt("checksum of a frame does not match")
     return _header(kind, dtype, fields, payload_bytes, credit_bytes), payload
+
+
+class Handle(NamedTuple):
+    """Where a sealed frame stands in a segment."""
+
+    cell: int
+    num_bytes: int
+
+
+def seal_handles(handles: Iterable[Handle], *, pairing: int) -> bytes:
+    """An IN_CELLS message."""
+    payload = b"".join(_HANDLE.pack(*handle) for handle in handles)
+    return seal(FrameHeader(FrameKind.IN_CELLS, pairing=pairing), payload)
+
+
+def handles_in(payload: memoryview) -> list[Handle]:
+    """What an IN_CELLS message says.
+
+    Raises:
+        Corrupt: it is no list of handles.
+    """
+    if len(payload) % _HANDLE.size:
+        raise Corrupt(f"{len(payload)} bytes are no handles", reason="frame")
+    return [Handle(*fields) for fields in _HANDLE.iter_unpack(payload)]
+
+
+def seal_credit(num_bytes: int, cells: Sequence[int], *, pairing: int) -> bytes:
+    """A CREDIT message."""
+    header = FrameHeader(FrameKind.CREDIT, pairing=pairing, credit_bytes=num_bytes)
+    return seal(header, struct.pack(f"<{len(cells)}I", *cells))
+
+
+def cells_in(payload: memoryview) -> list[int]:
+    """The cells that a CREDIT message gives back.
+
+    Raises:
+        Corrupt: it is no list of cells.
+    """
+    if len(payload) % 4:
+        raise Corrupt(f"{len(payload)} bytes are no cells", reason="frame")
+    return list(struct.unpack(f"<{len(payload) // 4}I", payload))
+
+
+def kind_of(message: bytes | memoryview) -> int:
+    """The kind that a message says it has, unchecked; 0 when it is too short to say."""
+    return message[_KIND] if len(message) >= HEADER_BYTES else 0
 
 
 def _header(kind: int, dtype: int, fields: list[int], payload_bytes: int, credit_bytes: int) -> FrameHeader:

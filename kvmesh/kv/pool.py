@@ -62,16 +62,10 @@ class PagePool:
         """Values of a global layer id, [H, P * S, D], a view."""
         return self.kv(layer)[1]
 
-    def copy_out(
-        self, pages: Sequence[int], token_begin: int, token_end: int, layer_begin: int, layer_end: int
-    ) -> bytes:
-        """The KV of [token_begin, token_end) of the room in `pages`, as a payload [L, 2, H, T, D].
-
-        Raises:
-            IndexError: layers or tokens lie outside the pool or the pages given.
-        """
-        message, _ = self._filled(pages, Piece(layer_begin, layer_end, token_begin, token_end))
-        return message[HEADER_BYTES:]
+    def frame_bytes(self, piece: Piece) -> int:
+        """Bytes of a sealed frame of `piece`, header included."""
+        tokens = piece.token_end - piece.token_begin
+        return HEADER_BYTES + (piece.layer_end - piece.layer_begin) * tokens * self.shard.layer_bytes_per_token
 
     def frame(self, pages: Sequence[int], piece: Piece, *, room: int, pairing: int) -> bytes:
         """A sealed KV frame of `piece` of the room in `pages`: header and payload in one allocation, one copy.
@@ -79,10 +73,31 @@ class PagePool:
         Raises:
             IndexError: the piece lies outside the pool or the pages given.
         """
-        message, view = self._filled(pages, piece)
-        shard = self.shard
+        message, view = allocate(self.frame_bytes(piece) - HEADER_BYTES)
+        self.seal_frame(view, pages, piece, room=room, pairing=pairing)
+        return message
+
+    def seal_frame(self, into: memoryview, pages: Sequence[int], piece: Piece, *, room: int, pairing: int) -> int:
+        """Copies and seals that frame into the beginning of `into`, a writable buffer; returns its length in bytes.
+
+        Raises:
+            IndexError: the piece lies outside the pool or the pages given, or `into` is too small.
+        """
+        shard, size = self.shard, self.frame_bytes(piece)
+        if size > len(into):
+            raise IndexError(f"a frame of {size} bytes for a buffer of {len(into)}")
+        if not shard.layer_begin <= piece.layer_begin < piece.layer_end <= shard.layer_end:
+            raise IndexError(f"{piece} is outside the pool's layers [{shard.layer_begin}, {shard.layer_end})")
+        source = self.slots[piece.layer_begin - shard.layer_begin : piece.layer_end - shard.layer_begin]
+        num_tokens = piece.token_end - piece.token_begin
+        shape = (source.shape[0], 2, shard.num_heads, num_tokens, shard.head_dim)
+        count = source.shape[0] * 2 * shard.num_heads * num_tokens * shard.head_dim
+        target = torch.frombuffer(into, dtype=self.slots.dtype, offset=HEADER_BYTES, count=count).view(shape)
+        for slot, token, n in runs(pages, self.page_size, piece.token_begin, piece.token_end):
+            offset = token - piece.token_begin
+            target[:, :, :, offset : offset + n].copy_(source[:, :, :, slot : slot + n])
         seal_into(
-            view,
+            into[:size],
             FrameHeader(
                 kind=FrameKind.KV,
                 room=room,
@@ -97,7 +112,7 @@ class PagePool:
                 dtype=shard.dtype,
             ),
         )
-        return message
+        return size
 
     def write(self, pages: Sequence[int], header: FrameHeader, payload: memoryview) -> None:
         """Write the payload of an opened KV frame into the pages of its room, casting where that is exact.
@@ -114,21 +129,6 @@ class PagePool:
         for slot, token, count in runs(pages, self.page_size, header.token_begin, header.token_end):
             offset = token - header.token_begin
             self.slots[layers, :, heads, slot : slot + count].copy_(source[:, :, :, offset : offset + count])
-
-    def _filled(self, pages: Sequence[int], piece: Piece) -> tuple[bytes, memoryview]:
-        """A message whose payload is the piece and whose header is still to be sealed."""
-        shard = self.shard
-        if not shard.layer_begin <= piece.layer_begin < piece.layer_end <= shard.layer_end:
-            raise IndexError(f"{piece} is outside the pool's layers [{shard.layer_begin}, {shard.layer_end})")
-        source = self.slots[piece.layer_begin - shard.layer_begin : piece.layer_end - shard.layer_begin]
-        num_tokens = piece.token_end - piece.token_begin
-        message, view = allocate(source.shape[0] * num_tokens * shard.layer_bytes_per_token)
-        shape = (source.shape[0], 2, shard.num_heads, num_tokens, shard.head_dim)
-        target = torch.frombuffer(view, dtype=self.slots.dtype, offset=HEADER_BYTES).view(shape)
-        for slot, token, count in runs(pages, self.page_size, piece.token_begin, piece.token_end):
-            offset = token - piece.token_begin
-            target[:, :, :, offset : offset + count].copy_(source[:, :, :, slot : slot + count])
-        return message, view
 
     def _check_fit(self, pages: Sequence[int], header: FrameHeader) -> None:
         shard = self.shard

@@ -192,6 +192,9 @@ ADMISSION_SECONDS = _of(
 )
 STEPS_IN_FLIGHT = _of((PREFILL,), Gauge, "steps_in_flight", "Steps that not every rank has applied (rank 0).")
 LINKS_OPEN = _of((PREFILL,), Gauge, "links_open", "Links to decoders that stand.")
+SEGMENTS_OPEN = _of(
+    (PREFILL,), Gauge, "segments_open", "Links that carry KV in memory shared with a decoder on the same host."
+)
 KV_SENT_BYTES_TOTAL = _of((PREFILL,), Counter, "kv_sent_bytes_total", "Payload of KV frames sent.")
 KV_SEND_SECONDS_TOTAL = _of(
     (PREFILL,),

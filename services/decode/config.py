@@ -6,6 +6,7 @@ from typing import cast
 
 from kvmesh.errors import BadConfig
 from kvmesh.kv.layout import DTypeName
+from kvmesh.kv.segment import MAX_CELLS
 from kvmesh.rpc.membership import MemberSettings
 from kvmesh.settings import setting
 
@@ -27,18 +28,22 @@ class DecodeSettings(MemberSettings):
     max_running_rooms: int = setting(64, help="rooms that hold pages at once: the largest decode batch")
     max_waiting_rooms: int = setting(256, help="rooms that may wait for pages")
     window_mib: int = setting(32, help="MiB of KV that each stage may have in flight")
+    in_flight_mib: int = setting(256, help="MiB of KV of all stages together that may wait to be written")
+    shared_mib: int = setting(8, help="MiB of shared memory for the KV of each stage on this host; 0: none")
 
     def check(self) -> None:
         """Raises:
         BadConfig: values that contradict each other or are out of range, all named.
         """
-        for name in ("threads", "num_pages", "page_size", "max_running_rooms", "window_mib"):
+        for name in ("threads", "num_pages", "page_size", "max_running_rooms", "window_mib", "in_flight_mib"):
             if getattr(self, name) < 1:
                 raise BadConfig(f"{name} is {getattr(self, name)}; at least 1 is needed")
         if self.dtype not in ("fp32", "bf16"):
             raise BadConfig(f"dtype is {self.dtype!r}; fp32 and bf16 are supported")
         if min(self.max_tokens, self.max_waiting_rooms) < 0:
             raise BadConfig("max_tokens and max_waiting_rooms are 0 or more")
+        if not 0 <= self.shared_mib <= MAX_CELLS:
+            raise BadConfig(f"shared_mib is {self.shared_mib}; 0 (none) to {MAX_CELLS} are possible")
         self.check_membership()
 
     @property

@@ -145,7 +145,7 @@ class Decoder:
         if isinstance(report, TokenDrawn):
             self._rooms.drew(report)
         elif isinstance(report, Received):
-            self._pairings.credit(report.pairing, report.rank, report.num_bytes)
+            self._pairings.credit(report)
         elif isinstance(report, FirstTokenArrived):
             self._rooms.prefilled(report)
         elif isinstance(report, RoomComplete):

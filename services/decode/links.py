@@ -5,7 +5,7 @@ lost, and all are closed.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -14,7 +14,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvmesh.errors import Corrupt, KvmeshError, Misfit, Unavailable
-from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
+from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, handles_in, kind_of, open_frame, seal, seal_credit
+from kvmesh.kv.segment import Cell, OfferedSegment, Segment, offer_segment
 from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, Rank, short
 from kvmesh.protocol.pairing import Ask, Pairing
@@ -29,7 +30,8 @@ from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.v1.types_pb2 import Descriptor, Member
-from services.decode.worker import FrameArrived
+from services.decode.in_flight import InFlight
+from services.decode.worker import FrameArrived, Received
 
 log = logs.get(__name__)
 
@@ -47,7 +49,12 @@ class DecoderIdentity:
     member: Member
     descriptor: Descriptor
     window_bytes: int
+    """KV that each stage may have in flight."""
     watchdog_seconds: float
+    shared_cells: int = 0
+    """Cells of shared memory for each stage on this host."""
+    in_flight_bytes: int = 1 << 28
+    """KV of all stages together that may wait for the worker."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -67,19 +74,23 @@ class Told:
 class PairingStreams:
     """One pairing and its streams."""
 
-    def __init__(self, pipeline: WholePipeline, number: PairingNumber, own: DecoderIdentity, told: Told) -> None:
+    def __init__(
+        self, pipeline: WholePipeline, number: PairingNumber, own: DecoderIdentity, told: Told, in_flight: InFlight
+    ) -> None:
         self.pipeline = pipeline.pipeline
         self.generation = Generation(pipeline.generation)
         self.number = number
         self._stages: Sequence[Member] = pipeline.stages
         self._own = own
         self._told = told
+        self._in_flight = in_flight
         descriptor = own.descriptor
         self._pairing = Pairing(
             number, self.generation, len(self._stages), descriptor.num_layers, descriptor.num_kv_heads
         )
         self._links: dict[Rank, RawCall] = {}
-        self._credits: dict[Rank, asyncio.Queue[int]] = {}
+        self._segments: dict[Rank, Segment] = {}
+        self._credits: dict[Rank, asyncio.Queue[Received]] = {}
         self._control: asyncio.Queue[pb.ControlRequest] = asyncio.Queue()  # one Admit and one end a room
         self._broken: asyncio.Future[KvmeshError] = asyncio.get_running_loop().create_future()
 
@@ -110,9 +121,9 @@ class PairingStreams:
         """Queues a control message; they leave in order."""
         self._control.put_nowait(message)
 
-    def credit(self, rank: Rank, num_bytes: int) -> None:
-        """Lets stage `rank` send that many more bytes."""
-        self._credits[rank].put_nowait(num_bytes)
+    def credit(self, dealt: Received) -> None:
+        """Lets a stage send as much again."""
+        self._credits[dealt.rank].put_nowait(dealt)
 
     def break_off(self, error: KvmeshError) -> None:
         """A link carried what it must not: the pairing ends."""
@@ -144,6 +155,18 @@ class PairingStreams:
 
     async def _greet(self, rank: Rank) -> ShardSpan:
         """HELLO out, WELCOME in."""
+        offered = offer_segment(self._own.shared_cells)
+        try:
+            welcome = await self._exchange_greetings(rank, offered)
+            if offered is not None and welcome.in_segment:
+                self._segments[rank] = offered.taken()
+        finally:
+            if offered is not None:
+                offered.close()
+        self._credits[rank] = asyncio.Queue()
+        return ShardSpan(welcome.layers.begin, welcome.layers.end, welcome.head_begin, welcome.head_end)
+
+    async def _exchange_greetings(self, rank: Rank, offered: OfferedSegment | None) -> pb.LinkWelcome:
         own, stage, call = self._own, self._stages[rank], self._links[rank]
         hello = pb.LinkHello(
             protocol_version=PROTOCOL_VERSION,
@@ -153,6 +176,7 @@ class PairingStreams:
             to_incarnation=stage.incarnation,
             descriptor=own.descriptor,
             window_bytes=own.window_bytes,
+            segment=pb.SegmentOffer(**offered.offer._asdict()) if offered is not None else None,
         )
         with peer_errors(self._who(rank)):
             await streams.write(call, seal(FrameHeader(FrameKind.HELLO), hello.SerializeToString()))
@@ -166,8 +190,7 @@ class PairingStreams:
             raise Corrupt(f"{self._who(rank)} sent a damaged WELCOME", reason="welcome") from error
         if header.kind is not FrameKind.WELCOME or (welcome.stage, welcome.rank) != (stage.incarnation, rank):
             raise Misfit(f"another process than {self._who(rank)} answered its link")
-        self._credits[rank] = asyncio.Queue()
-        return ShardSpan(welcome.layers.begin, welcome.layers.end, welcome.head_begin, welcome.head_end)
+        return welcome
 
     async def _open_control(self, stack: AsyncExitStack) -> None:
         stage, who = self._stages[0], self._who(Rank(0))
@@ -188,7 +211,10 @@ class PairingStreams:
             raise Unavailable(f"{who} did not open the control stream", reason="pairing_lost")
 
     async def _hold(self) -> None:
-        log.info("paired with %s, generation %s, pairing %d", self.pipeline, short(self.generation), self.number)
+        shared = f", KV of ranks {sorted(self._segments)} in shared memory" if self._segments else ""
+        log.info(
+            "paired with %s, generation %s, pairing %d%s", self.pipeline, short(self.generation), self.number, shared
+        )
         reading = asyncio.ensure_future(self._read_control())
         try:
             await race(
@@ -206,20 +232,30 @@ class PairingStreams:
             await asyncio.gather(reading, return_exceptions=True)
 
     async def _read_frames(self, rank: Rank) -> None:
-        call = self._links[rank]
+        call, segment, in_flight = self._links[rank], self._segments.get(rank), self._in_flight
         with peer_errors(self._who(rank)):
             while (message := await streams.read(call)) is not None:
-                self._told.frame(FrameArrived(self.number, rank, message, monotonic()))
+                arrived = monotonic()
+                kind = kind_of(message)
+                if kind == FrameKind.IN_CELLS and segment is not None:
+                    for frame in _frames_in(segment, message):
+                        self._told.frame(FrameArrived(self.number, rank, frame.memory, arrived, frame.index))
+                    continue
+                self._told.frame(FrameArrived(self.number, rank, message, arrived))
+                if kind == FrameKind.KV:
+                    in_flight.took(len(message) - HEADER_BYTES)
+                    await in_flight.below_limit()
 
     async def _write_credits(self, rank: Rank) -> None:
         call, due = self._links[rank], self._credits[rank]
         with peer_errors(self._who(rank)):
             while True:
-                num_bytes = await due.get()
+                dealt = [await due.get()]
                 while not due.empty():
-                    num_bytes += due.get_nowait()
-                credit = FrameHeader(FrameKind.CREDIT, pairing=self.number, credit_bytes=num_bytes)
-                await streams.write(call, seal(credit))
+                    dealt.append(due.get_nowait())
+                cells = [d.cell for d in dealt if d.cell is not None]
+                num_bytes = sum(d.num_bytes for d in dealt if d.cell is None)
+                await streams.write(call, seal_credit(num_bytes, cells, pairing=self.number))
 
     async def _write_control(self) -> None:
         with peer_errors(self._who(Rank(0))):
@@ -239,3 +275,17 @@ class PairingStreams:
 
     def _who(self, rank: Rank) -> str:
         return f"rank {rank} of {self.pipeline}"
+
+
+def _frames_in(segment: Segment, message: bytes) -> Iterator[Cell]:
+    """The frames that handles name, as they stand in their cells.
+
+    Raises:
+        Corrupt: the message is damaged, or names what is no cell.
+    """
+    _, payload = open_frame(message)
+    for handle in handles_in(payload):
+        cell = segment.cell(handle.cell)
+        if handle.num_bytes > len(cell.memory):
+            raise Corrupt(f"a frame of {handle.num_bytes} bytes in a cell of {len(cell.memory)}", reason="frame")
+        yield Cell(cell.index, cell.memory[: handle.num_bytes])

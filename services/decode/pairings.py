@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from kvmesh.errors import KvmeshError, Misfit, Unavailable
-from kvmesh.protocol.ids import Generation, PairingNumber, Rank, short
+from kvmesh.protocol.ids import Generation, PairingNumber, short
 from kvmesh.protocol.pairings import PairingBook
 from kvmesh.rpc.retry import reconnect_policy
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
+from services.decode.in_flight import InFlight
 from services.decode.links import DecoderIdentity, PairingStreams, Told
+from services.decode.worker import Received
 
 log = logs.get(__name__)
 
@@ -37,6 +39,7 @@ class Pairings:
         self._lost = lost
         self._changed = changed
         self._book = PairingBook()
+        self._in_flight = InFlight(own.in_flight_bytes)
         self._streams: dict[Generation, PairingStreams] = {}
         """Those that stand."""
         self._tasks: dict[Generation, asyncio.Task[None]] = {}
@@ -50,11 +53,13 @@ class Pairings:
         """The standing pairing of that number, if there is one."""
         return next((p for p in self._streams.values() if p.number == number), None)
 
-    def credit(self, number: PairingNumber, rank: Rank, num_bytes: int) -> None:
-        """The worker dealt with bytes of a link; a pairing that ended needs no credit."""
-        pairing = self.by_number(number)
+    def credit(self, dealt: Received) -> None:
+        """The worker dealt with a frame; a pairing that ended needs no credit."""
+        if dealt.cell is None:
+            self._in_flight.dealt(dealt.num_bytes)
+        pairing = self.by_number(dealt.pairing)
         if pairing is not None:
-            pairing.credit(rank, num_bytes)
+            pairing.credit(dealt)
 
     def require(self, generation: Generation) -> PairingStreams:
         """The pairing of a room.
@@ -109,7 +114,7 @@ class Pairings:
 
     async def _pair_once(self, pipeline: WholePipeline) -> None:
         generation = Generation(pipeline.generation)
-        streams = PairingStreams(pipeline, self._book.next_number(), self._own, self._told)
+        streams = PairingStreams(pipeline, self._book.next_number(), self._own, self._told, self._in_flight)
         error: KvmeshError = Unavailable(f"the pairing with {pipeline.pipeline} ended", reason="pairing_lost")
         try:
             await streams.run()

@@ -15,7 +15,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from kvmesh.errors import KvmeshError
-from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame
+from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, kind_of, open_frame
 from kvmesh.model.runner import Runner, Span
 from kvmesh.model.sampling import SamplingParams, sample
 from kvmesh.protocol.coverage import ShardSpan
@@ -57,18 +57,21 @@ class FrameArrived:
 
     pairing: PairingNumber
     rank: Rank
-    message: bytes
+    message: bytes | memoryview
     arrived: float
     """Monotonic time."""
+    cell: int | None = None
+    """Where in the link's segment it stands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A frame was dealt with: that many payload bytes are no longer in flight."""
+    """A frame was dealt with: that many payload bytes are no longer in flight, and its cell, if it stood in one, is free."""
 
     pairing: PairingNumber
     rank: Rank
     num_bytes: int
+    cell: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +227,14 @@ class DecodeWorker:
         except KvmeshError as error:
             _count("corrupt")
             self._receive(LinkBroken(arrived.pairing, error))
+            if kind_of(arrived.message) == FrameKind.KV:
+                num_bytes = len(arrived.message) - HEADER_BYTES
+                self._receive(Received(arrived.pairing, arrived.rank, num_bytes, arrived.cell))
             return
         if header.kind is FrameKind.KV:
             self._receive_kv(arrived, header, payload)
             metrics.KV_RECEIVED_BYTES_TOTAL.inc(len(payload))
-            self._receive(Received(arrived.pairing, arrived.rank, len(payload)))
+            self._receive(Received(arrived.pairing, arrived.rank, len(payload), arrived.cell))
         elif header.kind is FrameKind.FIRST_TOKEN:
             self._receive_first_token(arrived, header, payload)
 

@@ -17,6 +17,7 @@ from kvmesh.protocol.links import replaced_by
 from kvmesh.protocol.steps import Step
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
+from services.prefill.carrier import Carrier, InSegment
 from services.prefill.links import LinkSender
 from services.prefill.spans import RoomSpans
 from services.prefill.wire import step_to_messages
@@ -189,7 +190,7 @@ class Generation:
 
     # Links.
 
-    def open_link(self, hello: pb.LinkHello) -> LinkSender:
+    def open_link(self, hello: pb.LinkHello, carrier: Carrier) -> LinkSender:
         """A decoder dialled. Its older link, if one stands, ends.
 
         Raises:
@@ -201,12 +202,13 @@ class Generation:
         key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
         for older in replaced_by(key, self.links.keys()):
             self.links.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
-        link = LinkSender(key, self.number, self._shard, hello.window_bytes, self._worker.post, self._sent)
+        link = LinkSender(key, self.number, self._shard, carrier, self._worker.post, self._sent)
         self.links[key] = link
-        metrics.LINKS_OPEN.set(len(self.links))
+        self._show_links()
         return link
 
     def _sent(self, room: RoomId, num_bytes: int) -> None:
+        metrics.KV_SENT_BYTES_TOTAL.inc(num_bytes)
         self.spans.sent(room, num_bytes, monotonic())
 
     def close_link(self, link: LinkSender) -> None:
@@ -214,7 +216,11 @@ class Generation:
         link.end(Unavailable("the link ended", reason="link_lost"))
         if self.links.get(link.key) is link:
             del self.links[link.key]
+        self._show_links()
+
+    def _show_links(self) -> None:
         metrics.LINKS_OPEN.set(len(self.links))
+        metrics.SEGMENTS_OPEN.set(sum(isinstance(link.carrier, InSegment) for link in self.links.values()))
 
     # The watchdog, four times in its time.
 

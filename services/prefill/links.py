@@ -6,23 +6,24 @@ Called by the generation (what was computed) and by the link's stream (what may 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
-from kvmesh.errors import Unavailable
-from kvmesh.kv.frames import FrameHeader, FrameKind, seal
+from kvmesh.errors import Corrupt, Unavailable
+from kvmesh.kv.frames import FrameHeader, FrameKind, Handle, seal, seal_handles
 from kvmesh.kv.layout import Piece, Shard, plan_frames
 from kvmesh.protocol.ids import Generation, PairingKey, RoomId
 from kvmesh.protocol.sending import Computed
 from kvmesh.v1 import prefill_pb2 as pb
+from services.prefill.carrier import Carrier
 from services.prefill.worker import CopyFrame, FrameCopied, Sampled
 
 
 class _Outgoing(NamedTuple):
-    message: bytes
+    message: bytes | Handle
     room: RoomId
     kv_bytes: int
 
@@ -35,14 +36,14 @@ class LinkSender:
         key: PairingKey,
         generation: Generation,
         shard: Shard,
-        window_bytes: int,
+        carrier: Carrier,
         post: Callable[[CopyFrame], None],
         sent: Callable[[RoomId, int], None] = lambda _room, _bytes: None,
     ) -> None:
         """Args:
         key: the pairing.
         shard: what this stage sends.
-        window_bytes: bytes that may be in flight before the first credit.
+        carrier: what frames travel in, and its credit.
         post: asks the worker for a frame.
         sent: told of each frame that was written: its room, and bytes of KV.
         """
@@ -50,11 +51,12 @@ class LinkSender:
         self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._generation = generation
         self._shard = shard
-        self._window = window_bytes
+        self.carrier = carrier
         self._post, self._sent = post, sent
         self._pending: deque[tuple[RoomId, Piece]] = deque()
-        self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()  # bounded by the window, and one record a room
-        self._writing: _Outgoing | None = None
+        self._outbox: deque[_Outgoing] = deque()  # bounded by the credit, and one record a room
+        self._outgoing = asyncio.Event()
+        self._writing: list[_Outgoing] = []
         self._asked = 0
         self._moved_at = monotonic()
         self._busy_since: float | None = None
@@ -76,19 +78,19 @@ class LinkSender:
         queued.FromNanoseconds(int(queued_seconds * 1e9))
         payload = pb.FirstToken(token=first.token, queued=queued).SerializeToString()
         header = FrameHeader(FrameKind.FIRST_TOKEN, room=first.room, pairing=self.key[1])
-        self._outbox.put_nowait(_Outgoing(seal(header, payload), first.room, 0))
+        self._send(_Outgoing(seal(header, payload), first.room, 0))
 
     def copied(self, report: FrameCopied) -> None:
         """The worker copied a frame, or found its room ended: then the credit comes back."""
         self._asked -= 1
+        asked = report.asked
         if report.frame is None:
-            self._window += self._size(report.asked.piece)
+            self.carrier.put_back(self._size(asked.piece), asked.cell)
             self._ask()
             if not self._has_work:
                 self._busy_since = None
         else:
-            asked = report.asked
-            self._outbox.put_nowait(_Outgoing(report.frame, asked.room, self._size(asked.piece)))
+            self._send(_Outgoing(report.frame, asked.room, self._size(asked.piece)))
 
     def end(self, error: Exception) -> None:
         """Ends the link; its stream raises `error`. Repeated: nothing."""
@@ -97,44 +99,65 @@ class LinkSender:
 
     # From the stream.
 
-    def credit(self, num_bytes: int) -> None:
-        """The decoder wrote or discarded that many payload bytes."""
-        self._window += num_bytes
+    def credit(self, num_bytes: int, cells: Sequence[int] = ()) -> None:
+        """The decoder wrote or discarded that many payload bytes, or what stood in these cells."""
+        try:
+            self.carrier.credit(num_bytes, cells)
+        except Corrupt as error:
+            self.end(error)
+            return
         self._moved_at = monotonic()
         self._ask()
 
     async def next_message(self) -> bytes:
-        """The next message to write; called again once that one is written."""
+        """The next message to write; called again once that one is written. Handles that wait together go together."""
         self._moved_at = monotonic()
-        self._writing = await self._outbox.get()
-        return self._writing.message
+        while not self._outbox:
+            self._outgoing.clear()
+            await self._outgoing.wait()
+        first = self._outbox.popleft()
+        self._writing = [first]
+        if isinstance(first.message, bytes):
+            return first.message
+        handles = [first.message]
+        while self._outbox and isinstance(handle := self._outbox[0].message, Handle):
+            handles.append(handle)
+            self._writing.append(self._outbox.popleft())
+        return seal_handles(handles, pairing=self.key[1])
 
     def written(self) -> float:
         """The last message was written. Returns the seconds it took, from the moment there was something to send."""
-        now, since, written = monotonic(), self._busy_since, self._writing
-        if written is not None:
-            self._sent(written.room, written.kv_bytes)
-        self._writing = None
+        now, since = monotonic(), self._busy_since
+        for outgoing in self._writing:
+            self._sent(outgoing.room, outgoing.kv_bytes)
+        self._writing = []
         self._busy_since = now if self._has_work else None
         return now - since if since is not None else 0.0
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._pending or self._asked or self._writing or not self._outbox.empty())
+        return bool(self._pending or self._asked or self._writing or self._outbox)
 
     def check_progress(self, now: float, limit_seconds: float) -> None:
         """Cuts the link when it has something to send and nothing moved for the limit."""
-        if not (self._pending or not self._outbox.empty()) or self._asked:
+        if not (self._pending or self._outbox) or self._asked:
             self._moved_at = now
         elif now - self._moved_at > limit_seconds:
             self.end(Unavailable(f"the link made no progress for {limit_seconds:g} s", reason="link_stalled"))
 
+    def _send(self, outgoing: _Outgoing) -> None:
+        self._outbox.append(outgoing)
+        self._outgoing.set()
+
     def _ask(self) -> None:
-        while self._pending and self._window > 0 and not self.ended.done():
-            room, piece = self._pending.popleft()
-            self._window -= self._size(piece)
+        while self._pending and not self.ended.done():
+            room, piece = self._pending[0]
+            allowed, cell = self.carrier.take(self._size(piece))
+            if not allowed:
+                return
+            self._pending.popleft()
             self._asked += 1
-            self._post(CopyFrame(self._generation, self.key, room, piece))
+            self._post(CopyFrame(self._generation, self.key, room, piece, cell))
 
     def _size(self, piece: Piece) -> int:
         layers, tokens = piece.layer_end - piece.layer_begin, piece.token_end - piece.token_begin

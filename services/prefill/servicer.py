@@ -12,8 +12,9 @@ import grpc
 
 from kvmesh.descriptor import DTYPE_NAMES
 from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
-from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, open_frame, seal
-from kvmesh.kv.layout import DTypeName, is_exact_cast
+from kvmesh.kv.frames import FrameHeader, FrameKind, cells_in, open_frame, seal
+from kvmesh.kv.layout import DTypeName, Shard, is_exact_cast
+from kvmesh.kv.segment import Segment, SegmentOffer
 from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, RoomId, short
 from kvmesh.protocol.request import LOST_STEP
 from kvmesh.protocol.version import PROTOCOL_VERSION
@@ -22,6 +23,7 @@ from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1 import types_pb2
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer
+from services.prefill.carrier import InSegment, OnStream, fits
 from services.prefill.generation import DRAINED, Generation
 from services.prefill.head import Head
 from services.prefill.life import LiveStage
@@ -157,9 +159,10 @@ class PrefillServicer(PrefillServiceServicer):
                 raise Fenced("meant for another process")
             generation = life.require_serving(hello.generation)
             _check_fit(hello, identity.descriptor, identity.shard.dtype)
-            link = generation.open_link(hello)
+            segment = _join_segment(hello, identity.shard)
+            link = generation.open_link(hello, OnStream(hello.window_bytes) if segment is None else InSegment(segment))
             try:
-                await context.write(self._welcome(life))
+                await context.write(self._welcome(life, in_segment=segment is not None))
                 await race(
                     _read_credits(requests, link),
                     _write_frames(context, link),
@@ -169,7 +172,7 @@ class PrefillServicer(PrefillServiceServicer):
             finally:
                 generation.close_link(link)
 
-    def _welcome(self, life: LiveStage) -> bytes:
+    def _welcome(self, life: LiveStage, *, in_segment: bool) -> bytes:
         identity, shard = life.identity, life.identity.shard
         payload = pb.LinkWelcome(
             protocol_version=PROTOCOL_VERSION,
@@ -179,6 +182,7 @@ class PrefillServicer(PrefillServiceServicer):
             head_begin=shard.head_begin,
             head_end=shard.head_end,
             dtype=identity.descriptor.dtype,
+            in_segment=in_segment,
         )
         return seal(FrameHeader(FrameKind.WELCOME), payload.SerializeToString())
 
@@ -250,18 +254,16 @@ async def _end_control(
 
 async def _read_credits(requests: AsyncIterator[bytes], link: LinkSender) -> None:
     async for message in requests:
-        header, _ = open_frame(message)
+        header, payload = open_frame(message)
         if header.kind is FrameKind.CREDIT:
-            link.credit(header.credit_bytes)
+            link.credit(header.credit_bytes, cells_in(payload))
         else:
             log.warning("a decoder sent a frame of kind %s on its link", header.kind.name)
 
 
 async def _write_frames(context: RawContext, link: LinkSender) -> None:
     while True:
-        message = await link.next_message()
-        await context.write(message)
-        metrics.KV_SENT_BYTES_TOTAL.inc(len(message) - HEADER_BYTES)
+        await context.write(await link.next_message())
         metrics.KV_SEND_SECONDS_TOTAL.inc(link.written())
 
 
@@ -282,6 +284,29 @@ def _hello(message: bytes) -> pb.LinkHello:
     if header.kind is not FrameKind.HELLO:
         raise InvalidInput(f"the first message of a link is {header.kind.name}, not HELLO", field="hello")
     return pb.LinkHello.FromString(bytes(payload))
+
+
+def _join_segment(hello: pb.LinkHello, shard: Shard) -> Segment | None:
+    """The segment that a decoder offers, where it is on this host and can be opened; else its KV goes over the stream."""
+    if not hello.HasField("segment"):
+        return None
+    offer = hello.segment
+    try:
+        segment = Segment.join(
+            SegmentOffer(
+                boot_id=offer.boot_id,
+                pid_namespace=offer.pid_namespace,
+                pid=offer.pid,
+                descriptor=offer.descriptor,
+                nonce=offer.nonce,
+                num_cells=offer.num_cells,
+                cell_bytes=offer.cell_bytes,
+            )
+        )
+    except Unavailable as error:
+        log.info("KV for decoder %s goes over the network: %s", short(hello.decoder), error.message)
+        return None
+    return segment if fits(segment, shard) else None
 
 
 def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> None:

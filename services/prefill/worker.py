@@ -14,8 +14,10 @@ from time import monotonic
 import torch
 
 from kvmesh.errors import Fault
+from kvmesh.kv.frames import Handle
 from kvmesh.kv.layout import DTYPE_BYTES, Piece
 from kvmesh.kv.pool import TORCH_DTYPES
+from kvmesh.kv.segment import Cell
 from kvmesh.model.runner import Runner, Span
 from kvmesh.model.sampling import SamplingParams, sample
 from kvmesh.protocol.ids import Generation, PairingKey, RoomId
@@ -53,6 +55,8 @@ class CopyFrame:
     key: PairingKey
     room: RoomId
     piece: Piece
+    cell: Cell | None = None
+    """Where the frame goes; None: into bytes of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,11 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class FrameCopied:
-    """A frame is ready to be sent, or None when its room had ended."""
+    """A frame is ready to be sent."""
 
     asked: CopyFrame
-    frame: bytes | None
+    frame: bytes | Handle | None
+    """The frame itself, or where it stands in the segment; None when its room had ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +254,11 @@ class StageWorker:
         if room is None:
             self._receive(FrameCopied(asked, None))
             return
-        frame = self._runner.pool.frame(room.pages, asked.piece, room=asked.room, pairing=asked.key[1])
+        pool, cell, pairing = self._runner.pool, asked.cell, asked.key[1]
+        if cell is None:
+            frame: bytes | Handle = pool.frame(room.pages, asked.piece, room=asked.room, pairing=pairing)
+        else:
+            num_bytes = pool.seal_frame(cell.memory, room.pages, asked.piece, room=asked.room, pairing=pairing)
+            frame = Handle(cell.index, num_bytes)
         self._receive(FrameCopied(asked, frame))
         self._moved_at = monotonic()

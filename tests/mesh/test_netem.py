@@ -76,7 +76,13 @@ async def test_a_storm_of_aborts_through_bad_weather_leaves_equal_logs_and_no_ro
     prompts = random_prompts([rng.randint(1, 160) for _ in range(REQUESTS)], reference.vocab_size, seed)
     with Network(HOSTS, forecast(seed, loss_percent)) as network:
         async with Mesh(
-            tiny_model_dir, tmp_path, pp=3, decoders=2, placed=network.placed, gateway_flags=GATEWAY_FLAGS
+            tiny_model_dir,
+            tmp_path,
+            pp=3,
+            decoders=2,
+            placed=network.placed,
+            gateway_flags=GATEWAY_FLAGS,
+            decoder_flags=["--shared-mib", "0"],  # network namespaces share their memory: no weather would reach the KV
         ) as mesh:
             for wave in range(waves):
                 async with followed_logs(mesh) as ledger:

@@ -155,10 +155,11 @@ LIVES = Row(
             timeseries(
                 "Pairings and links",
                 "Pairings that stand at each decoder; links to decoders at each stage. At rest every stage has one "
-                "link for each decoder.",
+                "link for each decoder; in shared memory: with those on its own host.",
                 "none",
                 Query(member("kvmesh_pairings_standing"), "decoder {{instance}}"),
                 Query(staged(of("kvmesh_links_open")), STAGE),
+                Query(staged(of("kvmesh_segments_open")), f"{STAGE}, in shared memory"),
             ),
         ),
         (

@@ -52,12 +52,6 @@ def test_a_frame_says_what_it_carries() -> None:
     assert len(payload) == 2 * 2 * 2 * 9 * 8 * 2
 
 
-def test_a_copy_has_the_payload_of_a_frame() -> None:
-    source = source_pool()
-    frame = source.frame(SOURCE_PAGES, Piece(3, 5, 2, 11), room=1, pairing=1)
-    assert source.copy_out(SOURCE_PAGES, 2, 11, 3, 5) == bytes(open_frame(frame)[1])
-
-
 def test_a_frame_is_a_copy() -> None:
     source = source_pool()
     frame = source.frame(SOURCE_PAGES, Piece(2, 5, 0, 20), room=1, pairing=1)

@@ -1,14 +1,17 @@
 """What a stage sends over a link: within credit, in order, and never at the cost of the step loop."""
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
-from kvmesh.errors import Unavailable
-from kvmesh.kv.frames import FrameKind, open_frame
+from kvmesh.errors import Corrupt, Unavailable
+from kvmesh.kv.frames import FrameKind, Handle, handles_in, open_frame
 from kvmesh.kv.layout import FRAME_BYTES, Shard
+from kvmesh.kv.segment import OfferedSegment, Segment
 from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, RoomId
 from kvmesh.v1 import prefill_pb2 as pb
+from services.prefill.carrier import InSegment, OnStream
 from services.prefill.links import LinkSender
 from services.prefill.worker import Computed, CopyFrame, FrameCopied, Sampled
 
@@ -28,7 +31,7 @@ class Worker:
 
 
 def link(worker: Worker, window_bytes: int = 64 << 20) -> LinkSender:
-    return LinkSender(KEY, Generation(1), SHARD, window_bytes, worker.post)
+    return LinkSender(KEY, Generation(1), SHARD, OnStream(window_bytes), worker.post)
 
 
 def size(asked: CopyFrame) -> int:
@@ -159,3 +162,54 @@ async def test_only_the_first_end_counts(first: str) -> None:
     sender.end(Unavailable(first))
     sender.end(Unavailable("late"))
     assert str(await sender.ended) == first
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    offered = OfferedSegment(3)
+    yield Segment.join(offered.offer)
+    offered.close()
+
+
+def in_segment(worker: Worker, segment: Segment) -> LinkSender:
+    return LinkSender(KEY, Generation(1), SHARD, InSegment(segment), worker.post)
+
+
+async def test_in_a_segment_each_frame_has_a_cell_of_its_own_and_no_more_are_asked_for(segment: Segment) -> None:
+    worker = Worker()
+    sender = in_segment(worker, segment)
+    sender.computed(computed())
+    cells = [asked.cell.index for asked in worker.asked if asked.cell is not None]
+    assert sorted(cells) == [0, 1, 2]
+    sender.credit(0, [1])
+    assert [asked.cell.index for asked in worker.asked[3:] if asked.cell is not None] == [1]
+
+
+async def test_handles_that_wait_together_go_together_and_before_the_first_token(segment: Segment) -> None:
+    worker = Worker()
+    sender = in_segment(worker, segment)
+    sender.computed(computed())
+    handles = [Handle(asked.cell.index, 1000 + n) for n, asked in enumerate(worker.asked) if asked.cell is not None]
+    for asked, handle in zip(worker.asked, handles, strict=True):
+        sender.copied(FrameCopied(asked, handle))
+    sender.sampled(Sampled(KEY, RoomId(7), token=42), queued_seconds=0.5)
+    header, payload = open_frame(await sender.next_message())
+    assert (header.kind, header.pairing) == (FrameKind.IN_CELLS, 1)
+    assert handles_in(payload) == handles
+    sender.written()
+    assert open_frame(await sender.next_message())[0].kind is FrameKind.FIRST_TOKEN
+
+
+async def test_the_cell_of_a_frame_whose_room_ended_is_free_again(segment: Segment) -> None:
+    worker = Worker()
+    sender = in_segment(worker, segment)
+    sender.computed(computed())
+    (first, *_) = worker.asked
+    sender.copied(FrameCopied(first, None))
+    assert worker.asked[3].cell == first.cell
+
+
+async def test_a_decoder_that_gives_back_what_it_has_not_got_loses_its_link(segment: Segment) -> None:
+    sender = in_segment(Worker(), segment)
+    sender.credit(0, [2])
+    assert isinstance(sender.ended.result(), Corrupt)

@@ -14,6 +14,7 @@ from kvmesh.protocol.ids import RoomId
 from kvmesh.protocol.scheduler import Limits
 from kvmesh.telemetry import metrics
 from kvmesh.v1 import prefill_pb2 as pb
+from services.prefill.carrier import OnStream
 from services.prefill.generation import Generation, show_age, show_no_generation
 from services.prefill.head import Head
 
@@ -119,7 +120,7 @@ def hello() -> pb.LinkHello:
 
 async def test_a_pipeline_of_one_stage_tells_the_wait_with_the_first_token(room: int) -> None:
     stage = Rank0()
-    link = stage.generation.open_link(hello())
+    link = stage.generation.open_link(hello(), OnStream(1 << 20))
     stage.admit(room)
     await stage.compute(drawn=(room,))
     header, payload = open_frame(await link.next_message())
@@ -135,7 +136,7 @@ async def test_rank_0_tells_the_wait_to_the_ranks_behind_and_the_last_one_to_the
     await first.compute()
     message = first.generation.downstream.get_nowait()
     assert [w.queued.ToMilliseconds() for w in message.step.work] == [750]
-    link = last.generation.open_link(hello())
+    link = last.generation.open_link(hello(), OnStream(1 << 20))
     heard = step(0, admitted(room), work=((room, 0, PROMPT_LEN),))
     last.generation.report(done(first.generation.spans.told(heard), 7.0, 8.0, drawn=(room,)))
     _, payload = open_frame(await link.next_message())
