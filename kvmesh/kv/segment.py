@@ -44,7 +44,7 @@ class SegmentOffer(NamedTuple):
 class Cell(NamedTuple):
     """One cell and its memory."""
 
-    index: int
+    number: int
     memory: memoryview
 
 

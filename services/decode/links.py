@@ -239,7 +239,7 @@ class PairingStreams:
                 kind = kind_of(message)
                 if kind == FrameKind.IN_CELLS and segment is not None:
                     for frame in _frames_in(segment, message):
-                        self._told.frame(FrameArrived(self.number, rank, frame.memory, arrived, frame.index))
+                        self._told.frame(FrameArrived(self.number, rank, frame.memory, arrived, frame.number))
                     continue
                 self._told.frame(FrameArrived(self.number, rank, message, arrived))
                 if kind == FrameKind.KV:
@@ -288,4 +288,4 @@ def _frames_in(segment: Segment, message: bytes) -> Iterator[Cell]:
         cell = segment.cell(handle.cell)
         if handle.num_bytes > len(cell.memory):
             raise Corrupt(f"a frame of {handle.num_bytes} bytes in a cell of {len(cell.memory)}", reason="frame")
-        yield Cell(cell.index, cell.memory[: handle.num_bytes])
+        yield Cell(cell.number, cell.memory[: handle.num_bytes])

@@ -68,7 +68,7 @@ class InSegment:
     def put_back(self, num_bytes: int, cell: Cell | None) -> None:  # noqa: ARG002
         """See Carrier."""
         if cell is not None:
-            self._free.give_back([cell.index])
+            self._free.give_back([cell.number])
 
     def credit(self, num_bytes: int, cells: Sequence[int]) -> None:  # noqa: ARG002
         """See Carrier."""

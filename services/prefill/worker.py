@@ -259,6 +259,6 @@ class StageWorker:
             frame: bytes | Handle = pool.frame(room.pages, asked.piece, room=asked.room, pairing=pairing)
         else:
             num_bytes = pool.seal_frame(cell.memory, room.pages, asked.piece, room=asked.room, pairing=pairing)
-            frame = Handle(cell.index, num_bytes)
+            frame = Handle(cell.number, num_bytes)
         self._receive(FrameCopied(asked, frame))
         self._moved_at = monotonic()

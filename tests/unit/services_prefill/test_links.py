@@ -179,17 +179,17 @@ async def test_in_a_segment_each_frame_has_a_cell_of_its_own_and_no_more_are_ask
     worker = Worker()
     sender = in_segment(worker, segment)
     sender.computed(computed())
-    cells = [asked.cell.index for asked in worker.asked if asked.cell is not None]
+    cells = [asked.cell.number for asked in worker.asked if asked.cell is not None]
     assert sorted(cells) == [0, 1, 2]
     sender.credit(0, [1])
-    assert [asked.cell.index for asked in worker.asked[3:] if asked.cell is not None] == [1]
+    assert [asked.cell.number for asked in worker.asked[3:] if asked.cell is not None] == [1]
 
 
 async def test_handles_that_wait_together_go_together_and_before_the_first_token(segment: Segment) -> None:
     worker = Worker()
     sender = in_segment(worker, segment)
     sender.computed(computed())
-    handles = [Handle(asked.cell.index, 1000 + n) for n, asked in enumerate(worker.asked) if asked.cell is not None]
+    handles = [Handle(asked.cell.number, 1000 + n) for n, asked in enumerate(worker.asked) if asked.cell is not None]
     for asked, handle in zip(worker.asked, handles, strict=True):
         sender.copied(FrameCopied(asked, handle))
     sender.sampled(Sampled(KEY, RoomId(7), token=42), queued_seconds=0.5)
