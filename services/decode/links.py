@@ -238,7 +238,7 @@ class PairingStreams:
                 arrived = monotonic()
                 kind = kind_of(message)
                 if kind == FrameKind.IN_CELLS and segment is not None:
-                    for frame in _frames_in(segment, message):
+                    for frame in frames_in(segment, message):
                         self._told.frame(FrameArrived(self.number, rank, frame.memory, arrived, frame.number))
                     continue
                 self._told.frame(FrameArrived(self.number, rank, message, arrived))
@@ -277,7 +277,7 @@ class PairingStreams:
         return f"rank {rank} of {self.pipeline}"
 
 
-def _frames_in(segment: Segment, message: bytes) -> Iterator[Cell]:
+def frames_in(segment: Segment, message: bytes) -> Iterator[Cell]:
     """The frames that handles name, as they stand in their cells.
 
     Raises:

@@ -6,9 +6,15 @@ Owned by the link's sender, on the event loop.
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvmesh.errors import Unavailable
 from kvmesh.kv.frames import HEADER_BYTES
 from kvmesh.kv.layout import Shard
-from kvmesh.kv.segment import Cell, FreeCells, Segment
+from kvmesh.kv.segment import Cell, FreeCells, Segment, SegmentOffer
+from kvmesh.protocol.ids import short
+from kvmesh.telemetry import logs
+from kvmesh.v1 import prefill_pb2 as pb
+
+log = logs.get(__name__)
 
 
 class Carrier(Protocol):
@@ -75,6 +81,25 @@ class InSegment:
         self._free.give_back(cells)
 
 
-def fits(segment: Segment, shard: Shard) -> bool:
-    """Whether the largest frame there can be, one token of one layer if that is large, has room in a cell."""
-    return shard.layer_bytes_per_token + HEADER_BYTES <= segment.cell_bytes
+def join_segment(hello: pb.LinkHello, shard: Shard) -> Segment | None:
+    """The segment that a decoder offers, where it is on this host and can be opened; else its KV goes over the stream."""
+    if not hello.HasField("segment"):
+        return None
+    offer = hello.segment
+    try:
+        segment = Segment.join(
+            SegmentOffer(
+                boot_id=offer.boot_id,
+                pid_namespace=offer.pid_namespace,
+                pid=offer.pid,
+                descriptor=offer.descriptor,
+                nonce=offer.nonce,
+                num_cells=offer.num_cells,
+                cell_bytes=offer.cell_bytes,
+            )
+        )
+    except Unavailable as error:
+        log.info("KV for decoder %s goes over the network: %s", short(hello.decoder), error.message)
+        return None
+    # The largest frame there can be is one token of one layer.
+    return segment if shard.layer_bytes_per_token + HEADER_BYTES <= segment.cell_bytes else None

@@ -13,8 +13,7 @@ import grpc
 from kvmesh.descriptor import DTYPE_NAMES
 from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, cells_in, open_frame, seal
-from kvmesh.kv.layout import DTypeName, Shard, is_exact_cast
-from kvmesh.kv.segment import Segment, SegmentOffer
+from kvmesh.kv.layout import DTypeName, is_exact_cast
 from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, RoomId, short
 from kvmesh.protocol.request import LOST_STEP
 from kvmesh.protocol.version import PROTOCOL_VERSION
@@ -23,7 +22,7 @@ from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1 import types_pb2
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer
-from services.prefill.carrier import InSegment, OnStream, fits
+from services.prefill.carrier import InSegment, OnStream, join_segment
 from services.prefill.generation import DRAINED, Generation
 from services.prefill.head import Head
 from services.prefill.life import LiveStage
@@ -159,7 +158,7 @@ class PrefillServicer(PrefillServiceServicer):
                 raise Fenced("meant for another process")
             generation = life.require_serving(hello.generation)
             _check_fit(hello, identity.descriptor, identity.shard.dtype)
-            segment = _join_segment(hello, identity.shard)
+            segment = join_segment(hello, identity.shard)
             link = generation.open_link(hello, OnStream(hello.window_bytes) if segment is None else InSegment(segment))
             try:
                 await context.write(self._welcome(life, in_segment=segment is not None))
@@ -284,29 +283,6 @@ def _hello(message: bytes) -> pb.LinkHello:
     if header.kind is not FrameKind.HELLO:
         raise InvalidInput(f"the first message of a link is {header.kind.name}, not HELLO", field="hello")
     return pb.LinkHello.FromString(bytes(payload))
-
-
-def _join_segment(hello: pb.LinkHello, shard: Shard) -> Segment | None:
-    """The segment that a decoder offers, where it is on this host and can be opened; else its KV goes over the stream."""
-    if not hello.HasField("segment"):
-        return None
-    offer = hello.segment
-    try:
-        segment = Segment.join(
-            SegmentOffer(
-                boot_id=offer.boot_id,
-                pid_namespace=offer.pid_namespace,
-                pid=offer.pid,
-                descriptor=offer.descriptor,
-                nonce=offer.nonce,
-                num_cells=offer.num_cells,
-                cell_bytes=offer.cell_bytes,
-            )
-        )
-    except Unavailable as error:
-        log.info("KV for decoder %s goes over the network: %s", short(hello.decoder), error.message)
-        return None
-    return segment if fits(segment, shard) else None
 
 
 def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> None:
