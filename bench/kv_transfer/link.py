@@ -138,7 +138,9 @@ class LinkTarget(End):
         if offered_segment is not None:
             hello.segment.CopyFrom(pb.SegmentOffer(**offered_segment.offer._asdict()))
         await streams.write(self._call, seal(FrameHeader(FrameKind.HELLO), hello.SerializeToString()))
-        welcome = pb.LinkWelcome.FromString(bytes(open_frame(await streams.read(self._call) or b"")[1]))
+        answer = await streams.read(self._call)
+        _, said = open_frame(answer or b"")
+        welcome = pb.LinkWelcome.FromString(bytes(said))
         self._segment: Segment | None = None
         if offered_segment is not None:
             if not welcome.in_segment:
