@@ -24,6 +24,7 @@ def make(settings: DecodeSettings, life: Life) -> Decoder:
     Raises:
         BadConfig: the model or a setting is unusable.
     """
+    tls = settings.load_tls()
     incarnation = secrets.randbits(63) | 1
     logs.identify(f"d-{incarnation:016x}"[:8])
     torch.set_num_threads(settings.threads)
@@ -52,6 +53,7 @@ def make(settings: DecodeSettings, life: Life) -> Decoder:
         descriptor=descriptor,
         window_bytes=settings.window_mib << 20,
         watchdog_seconds=settings.watchdog_seconds,
+        tls=tls,
     )
     limits = Limits(
         num_pages=settings.num_pages,

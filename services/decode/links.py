@@ -24,6 +24,7 @@ from kvmesh.rpc.channels import dial
 from kvmesh.rpc.raw import raw_stream_call
 from kvmesh.rpc.status import peer_errors
 from kvmesh.rpc.tasks import race, until
+from kvmesh.rpc.tls import Tls
 from kvmesh.telemetry import logs
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
@@ -48,6 +49,8 @@ class DecoderIdentity:
     descriptor: Descriptor
     window_bytes: int
     watchdog_seconds: float
+    tls: Tls | None = None
+    """What stages are dialled with."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -131,8 +134,7 @@ class PairingStreams:
 
     async def _dial_all(self, ranks: Sequence[Rank], stack: AsyncExitStack) -> list[Ask]:
         for rank in ranks:
-            channel = dial(self._stages[rank].address, watchdog_seconds=self._own.watchdog_seconds)
-            await stack.enter_async_context(channel)
+            channel = await stack.enter_async_context(self._dial(rank))
             call = raw_stream_call(channel, LINK_PATH)
             stack.callback(call.cancel)
             self._links[rank] = call
@@ -171,8 +173,7 @@ class PairingStreams:
 
     async def _open_control(self, stack: AsyncExitStack) -> None:
         stage, who = self._stages[0], self._who(Rank(0))
-        channel = dial(stage.address, watchdog_seconds=self._own.watchdog_seconds)
-        await stack.enter_async_context(channel)
+        channel = await stack.enter_async_context(self._dial(Rank(0)))
         opening = pb.ControlOpen(
             generation=self.generation,
             pairing=self.number,
@@ -236,6 +237,10 @@ class PairingStreams:
 
     async def _raise_when_broken(self) -> None:
         raise await self._broken
+
+    def _dial(self, rank: Rank) -> grpc.aio.Channel:
+        own = self._own
+        return dial(self._stages[rank].address, watchdog_seconds=own.watchdog_seconds, tls=own.tls)
 
     def _who(self, rank: Rank) -> str:
         return f"rank {rank} of {self.pipeline}"
