@@ -115,6 +115,7 @@ class Unavailable(KvmeshError):
         *("stage_hung", "stage_lost", "generation_replaced", "withdrawn"),
         *("link_lost", "link_stalled", "pairing_lost", "pairing_replaced"),
         *("decoder_hung", "handed_over", "room_lost", "in_lost_step"),
+        "tls",
     )
     retry = Retry.ROOM
 

@@ -7,11 +7,13 @@ not: a step of a room that was cancelled runs on.
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from kvmesh.cli.shown import shown
 from kvmesh.errors import KvmeshError
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.status import peer_errors
+from kvmesh.rpc.tls import Tls
 from kvmesh.v1 import bootstrap_pb2, trace_pb2
 from kvmesh.v1.trace_pb2_grpc import TraceServiceStub
 
@@ -47,23 +49,38 @@ class Row:
 
 def members(picture: bootstrap_pb2.WatchMeshResponse) -> list[str]:
     """Addresses of all stages and decoders."""
-    seats = [seat.member for pipeline in picture.pipelines for seat in pipeline.seats]
-    return [m.address for m in [*seats, *(d.member for d in picture.decoders)] if m.address]
+    return [*stages(picture), *(d.member.address for d in picture.decoders if d.member.address)]
 
 
-async def collect(addresses: Iterable[str], room: int) -> tuple[list[trace_pb2.ListSpansResponse], list[str]]:
+def stages(picture: bootstrap_pb2.WatchMeshResponse) -> list[str]:
+    """Addresses of all stages: the ones that may have TLS."""
+    return [seat.member.address for pipeline in picture.pipelines for seat in pipeline.seats if seat.member.address]
+
+
+async def collect(
+    addresses: Iterable[str], room: int, over_tls: Mapping[str, Tls] = MappingProxyType({})
+) -> tuple[list[trace_pb2.ListSpansResponse], list[str]]:
     """What each process knows of a room, and of every trace that any of them says the room is part of.
+
+    Args:
+        addresses: whom to ask.
+        room: of what.
+        over_tls: with what to dial those of the addresses that are not dialled in plain text.
 
     Returns:
         The answers, and what is missing: who gave none, or not all.
     """
     asked = list(dict.fromkeys(addresses))
-    given = await asyncio.gather(*(_ask(address, trace_pb2.ListSpansRequest(room=room)) for address in asked))
+
+    async def ask(address: str, request: trace_pb2.ListSpansRequest) -> trace_pb2.ListSpansResponse | str:
+        return await _ask(address, request, over_tls.get(address))
+
+    given = await asyncio.gather(*(ask(address, trace_pb2.ListSpansRequest(room=room)) for address in asked))
     traces = sorted({s.trace_id for a in given if not isinstance(a, str) for s in a.spans})[:_MAX_TRACES]
     if traces:
         again = trace_pb2.ListSpansRequest(room=room, trace_ids=traces)
         heard = [address for address, a in zip(asked, given, strict=True) if not isinstance(a, str)]
-        given += await asyncio.gather(*(_ask(address, again) for address in heard))
+        given += await asyncio.gather(*(ask(address, again) for address in heard))
     answers = [a for a in given if not isinstance(a, str)]
     missing = [a if isinstance(a, str) else f"{a.process}: told a part only" for a in given if _lacks(a)]
     return answers, list(dict.fromkeys(missing))
@@ -73,9 +90,9 @@ def _lacks(given: trace_pb2.ListSpansResponse | str) -> bool:
     return isinstance(given, str) or given.truncated
 
 
-async def _ask(address: str, request: trace_pb2.ListSpansRequest) -> trace_pb2.ListSpansResponse | str:
+async def _ask(address: str, request: trace_pb2.ListSpansRequest, tls: Tls | None) -> trace_pb2.ListSpansResponse | str:
     try:
-        async with dial(address) as channel:
+        async with dial(address, tls=tls) as channel:
             with peer_errors(address):
                 return shown(await TraceServiceStub(channel).ListSpans(request, timeout=ANSWER_SECONDS))
     except KvmeshError as error:

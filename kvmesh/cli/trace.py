@@ -11,11 +11,13 @@ import sys
 from rich.console import Console
 
 from kvmesh.cli.shape import BOOTSTRAP_LISTEN, GATEWAY_LISTEN
-from kvmesh.cli.spans import ANSWER_SECONDS, Row, collect, members, rows
+from kvmesh.cli.spans import ANSWER_SECONDS, Row, collect, members, rows, stages
+from kvmesh.cli.tls_given import add_tls_flags, tls_given
 from kvmesh.cli.watch import picture_now
 from kvmesh.cli.waterfall import drawn
 from kvmesh.errors import BadConfig, KvmeshError
 from kvmesh.protocol.ids import MAX_COUNT, Term, compose, term_of
+from kvmesh.rpc.tls import Tls
 
 _PLAIN_WIDTH = 140
 """Columns where there is no terminal to ask."""
@@ -33,6 +35,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     trace.add_argument(
         "--gateway", default=gateway, help="the gateway's address [KVMESH_GATEWAY] (default %(default)s)"
     )
+    add_tls_flags(trace, "stages are asked over TLS")
     trace.set_defaults(run=run)
 
 
@@ -40,10 +43,10 @@ def run(flags: argparse.Namespace) -> int:
     """The command; returns its exit code.
 
     Raises:
-        BadConfig: ROOM is none.
+        BadConfig: ROOM is none, or a file of TLS is unusable.
     """
     room = parse_room(flags.room)
-    found, missing = asyncio.run(_found(flags, room))
+    found, missing = asyncio.run(_found(flags, room, tls_given(flags)))
     for line in missing:
         print(line, file=sys.stderr)
     if not found:
@@ -76,12 +79,14 @@ def parse_room(text: str) -> int:
         raise BadConfig(f"ROOM is {text!r}; something like 1.24 is needed") from None
 
 
-async def _found(flags: argparse.Namespace, room: int) -> tuple[list[Row], list[str]]:
+async def _found(flags: argparse.Namespace, room: int, tls: Tls | None) -> tuple[list[Row], list[str]]:
     """The rows, and what is missing. Without the registry nobody knows the members: the others are asked all the same."""
-    known, missing = [flags.gateway, flags.bootstrap], []
+    known, over_tls, missing = [flags.gateway, flags.bootstrap], {}, []
     try:
-        known += members(await picture_now(flags.bootstrap, ANSWER_SECONDS))
+        picture = await picture_now(flags.bootstrap, ANSWER_SECONDS)
+        known += members(picture)
+        over_tls = dict.fromkeys(stages(picture), tls) if tls is not None else {}
     except KvmeshError as error:
         missing.append(f"{error.message}: stages and decoders are not asked")
-    answers, silent = await collect(known, room)
+    answers, silent = await collect(known, room, over_tls)
     return rows(answers, room), [*missing, *silent]

@@ -6,6 +6,7 @@ in order. A first signal drains, a second kills. The supervision itself is in `m
 
 import argparse
 import asyncio
+import shlex
 import shutil
 import signal
 import tempfile
@@ -21,6 +22,7 @@ from kvmesh.cli.mesh import LocalMesh
 from kvmesh.cli.news import News
 from kvmesh.cli.processes import Child, ChildDied, how_ended
 from kvmesh.cli.shape import ANY_PORT, BOOTSTRAP_LISTEN, GATEWAY_LISTEN, Shape
+from kvmesh.cli.tls_given import add_tls_flags, tls_given, tls_words
 from kvmesh.cli.watch import pictures, standing_pairs, until_ready
 from kvmesh.client import Client
 from kvmesh.errors import KvmeshError, Unavailable
@@ -70,6 +72,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", cach
     up.add_argument("--cache-dir", type=Path, default=cache_dir, help="keeps converted models (default %(default)s)")
     up.add_argument("--drain-seconds", type=float, default=10.0, help="time to finish at the end (default %(default)s)")
     up.add_argument("--start-seconds", type=float, default=300.0, help="time to get ready (default %(default)s)")
+    add_tls_flags(up, "the links between decoders and stages have TLS")
     up.set_defaults(run=run)
 
 
@@ -77,8 +80,9 @@ def run(flags: argparse.Namespace) -> int:
     """The command; returns its exit code.
 
     Raises:
-        BadConfig: the model is unusable.
+        BadConfig: the model or a file of TLS is unusable.
     """
+    tls_given(flags)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     _resolve(flags, console)
     directory = flags.state_dir or Path(tempfile.mkdtemp(prefix="kvmesh-"))
@@ -177,7 +181,8 @@ class _Up:
     def _show_use(self) -> None:
         self._console.print(f"\n  kvmesh chat --gateway {self._mesh.gateway}")
         self._console.print(f"  kvmesh status --bootstrap {self._mesh.registry}")
-        self._console.print(f"  kvmesh trace --gateway {self._mesh.gateway} --bootstrap {self._mesh.registry} ROOM")
+        doors = f"--gateway {self._mesh.gateway} --bootstrap {self._mesh.registry}"
+        self._console.print(f"  kvmesh trace {shlex.join([*doors.split(), *tls_words(self._flags)])} ROOM")
         self._console.print(f"  logs: {self._mesh.logs}\n\nCtrl-C ends the mesh.")
 
     def _restarted(self, child: Child, died: ChildDied) -> None:
@@ -208,6 +213,8 @@ def _shape(flags: argparse.Namespace) -> Shape:
         bootstrap_listen=flags.bootstrap_listen or (ANY_PORT if once else BOOTSTRAP_LISTEN),
         gateway_listen=flags.listen or (ANY_PORT if once else GATEWAY_LISTEN),
         drain_seconds=flags.drain_seconds,
+        stage_flags=tls_words(flags),
+        decoder_flags=tls_words(flags),
     )
 
 

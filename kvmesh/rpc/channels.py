@@ -6,6 +6,8 @@ retries nothing that may have reached anyone: who may retry stands in `retry.py`
 
 import grpc
 
+from kvmesh.rpc.tls import Tls
+
 MAX_MESSAGE_BYTES = 64 << 20
 """Above the largest prompt that must be refused politely (20 MB), and far above a frame of KV."""
 
@@ -15,7 +17,9 @@ _NEVER_MS = 2**31 - 1
 """gRPC's largest number, which it takes for never."""
 
 
-def dial(address: str, *, watchdog_seconds: float = 2.0, resend_unsent: bool = False) -> grpc.aio.Channel:
+def dial(
+    address: str, *, watchdog_seconds: float = 2.0, resend_unsent: bool = False, tls: Tls | None = None
+) -> grpc.aio.Channel:
     """A channel of its own connection, opened with the first call.
 
     Args:
@@ -23,21 +27,26 @@ def dial(address: str, *, watchdog_seconds: float = 2.0, resend_unsent: bool = F
         watchdog_seconds: a peer that is silent for that long is lost.
         resend_unsent: for peers that end connections by their age: a call that no peer has taken, since the connection was
             ending just then, goes out on the next one. gRPC's default (transparent retry); nothing else is sent again.
+        tls: what to show and whom to trust; None: in plain text.
     """
+    own = _dial_options(watchdog_seconds, resend_unsent)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=[*_common_options(watchdog_seconds), *own])
+    named = [("grpc.ssl_target_name_override", tls.name)] if tls.name else []
+    return grpc.aio.secure_channel(address, tls.channel, options=[*_common_options(watchdog_seconds), *own, *named])
+
+
+def _dial_options(watchdog_seconds: float, resend_unsent: bool) -> list[tuple[str, int]]:
     first_ms, longest_ms = _CONNECT_BACKOFF_MS
-    return grpc.aio.insecure_channel(
-        address,
-        options=[
-            *_common_options(watchdog_seconds),
-            ("grpc.use_local_subchannel_pool", 1),  # two channels to one peer fail apart
-            ("grpc.enable_http_proxy", 0),  # peers are never behind the environment's proxy
-            ("grpc.enable_retries", int(resend_unsent)),
-            ("grpc.service_config_disable_resolution", 1),  # no DNS TXT look-ups
-            ("grpc.initial_reconnect_backoff_ms", first_ms),
-            ("grpc.min_reconnect_backoff_ms", max(first_ms, int(watchdog_seconds * 1000))),  # also: time to connect
-            ("grpc.max_reconnect_backoff_ms", longest_ms),
-        ],
-    )
+    return [
+        ("grpc.use_local_subchannel_pool", 1),  # two channels to one peer fail apart
+        ("grpc.enable_http_proxy", 0),  # peers are never behind the environment's proxy
+        ("grpc.enable_retries", int(resend_unsent)),
+        ("grpc.service_config_disable_resolution", 1),  # no DNS TXT look-ups
+        ("grpc.initial_reconnect_backoff_ms", first_ms),
+        ("grpc.min_reconnect_backoff_ms", max(first_ms, int(watchdog_seconds * 1000))),  # also: time to connect
+        ("grpc.max_reconnect_backoff_ms", longest_ms),
+    ]
 
 
 def server_options(watchdog_seconds: float, connection_seconds: float = 0.0) -> list[tuple[str, int]]:

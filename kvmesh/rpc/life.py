@@ -24,6 +24,7 @@ from kvmesh.rpc.address import Address, advertised, parse, why_not_bindable
 from kvmesh.rpc.channels import server_options
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import ErrorInterceptor
+from kvmesh.rpc.tls import Tls, add_port
 from kvmesh.rpc.trace import SERVICE as TRACE_SERVICE
 from kvmesh.rpc.trace import TraceServicer
 from kvmesh.settings import BAD_CONFIG_EXIT, setting
@@ -89,9 +90,11 @@ class Service(Protocol):
 class Life:
     """What a service may ask of its process."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, tls: Tls | None = None) -> None:
         self.address = ""
         """host:port that others dial; known before the service is made."""
+        self.tls = tls
+        """What it is served with there; None: in plain text."""
         self.draining = asyncio.Event()
         """Set by the first signal, or by `stop`."""
         self.exit_code = 0
@@ -150,7 +153,12 @@ class Life:
 
 
 def main(
-    name: str, settings: ServeSettings, make: Callable[[Life], Service], *, connection_seconds: float = 0.0
+    name: str,
+    settings: ServeSettings,
+    make: Callable[[Life], Service],
+    *,
+    connection_seconds: float = 0.0,
+    load_tls: Callable[[], Tls | None] = lambda: None,
 ) -> NoReturn:
     """Lives one life and exits.
 
@@ -159,11 +167,12 @@ def main(
         settings: its settings.
         make: makes the service; called on the event loop, once the port is bound and before it is served.
         connection_seconds: age at which connections to its port are renewed; 0: never, as peers want it.
+        load_tls: what to serve that port with; what it raises ends the start.
     """
     try:
         settings.check_serving()
         logs.setup(name, settings.log_level)
-        code = uvloop.run(_serve(name, settings, make, connection_seconds))
+        code = uvloop.run(_serve(name, settings, make, connection_seconds, load_tls()))
     except Exception as error:  # the last stop: everything becomes an exit code
         code = _exit_code(error)
     sys.stdout.flush()
@@ -171,8 +180,10 @@ def main(
     sys.exit(code)
 
 
-async def _serve(name: str, settings: ServeSettings, make: Callable[[Life], Service], connection_seconds: float) -> int:
-    life = Life(settings)
+async def _serve(
+    name: str, settings: ServeSettings, make: Callable[[Life], Service], connection_seconds: float, tls: Tls | None
+) -> int:
+    life = Life(settings, tls)
     with otlp.exporting(name):
         return await _serve_life(life, name, settings, make, connection_seconds)
 
@@ -186,7 +197,7 @@ async def _serve_life(
     server = grpc.aio.server(
         interceptors=[ErrorInterceptor()], options=server_options(settings.watchdog_seconds, connection_seconds)
     )
-    bound = _bind("listen", settings.listen, server.add_insecure_port)
+    bound = _bind("listen", settings.listen, lambda target: add_port(server, target, life.tls))
     life.address = str(advertised(settings.advertise, bound))
     health = _bind("health_listen", settings.health_listen, life._health.bind)
     async with AsyncExitStack() as servers:

@@ -32,12 +32,16 @@ from kvmesh.errors import (
     UnknownModel,
     reason_heard,
 )
+from kvmesh.rpc.tls import TLS_REASON, is_hung_up, trouble
 from kvmesh.telemetry.plain import plain
 
 DOMAIN = "kvmesh"
 
 _MAX_MESSAGE_CHARS = 600
 """The message travels twice in the trailers, for which gRPC has 8 KiB."""
+
+_TLS_PAUSE_SECONDS = 2.0
+"""Before the next attempt where TLS failed: someone has to change something first, and may do so at any time."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -154,8 +158,19 @@ def _from_transport(error: grpc.aio.AioRpcError) -> KvmeshError:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Misfit("the peer does not know this method", reason="unimplemented")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # CANCELLED: its server stopped; our own
-        return Unavailable("unreachable", reason="unreachable")  # cancelling raises CancelledError and no status
+        return _unreachable(error.details() or "")  # cancelling raises CancelledError and no status
     return Unavailable(f"the connection failed with {code.name}", reason="unreachable")
+
+
+def _unreachable(details: str) -> Unavailable:
+    """Why there is no connection, without the address that gRPC's own words hold."""
+    said = trouble(details)
+    if said is not None:
+        return Unavailable(said, reason=TLS_REASON, retry_after_seconds=_TLS_PAUSE_SECONDS)
+    if is_hung_up(details):
+        why = "TLS at one end only, or it does not take this end's certificate?"
+        return Unavailable(f"unreachable: it closed the connection at once ({why})", reason="unreachable")
+    return Unavailable("unreachable", reason="unreachable")
 
 
 def _rich_status(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:

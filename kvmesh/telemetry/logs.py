@@ -74,13 +74,20 @@ class OnChange:
 
     def info(self, text: str) -> None:
         """Logs a line, unless it is the one said last."""
-        if text != self._said:
-            self._said = text
-            self._logger.info(text)
+        self._say(logging.INFO, text)
+
+    def warning(self, text: str) -> None:
+        """The same, where someone has to do something."""
+        self._say(logging.WARNING, text)
 
     def clear(self) -> None:
         """All is well: the next line is said, whatever it is."""
         self._said = ""
+
+    def _say(self, level: int, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._logger.log(level, text)
 
 
 @contextmanager

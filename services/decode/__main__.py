@@ -24,6 +24,7 @@ def make(settings: DecodeSettings, life: Life) -> Decoder:
     Raises:
         BadConfig: the model or a setting is unusable.
     """
+    tls = settings.load_tls()
     incarnation = secrets.randbits(63) | 1
     logs.identify(f"d-{incarnation:016x}"[:8])
     torch.set_num_threads(settings.threads)
@@ -54,6 +55,7 @@ def make(settings: DecodeSettings, life: Life) -> Decoder:
         watchdog_seconds=settings.watchdog_seconds,
         shared_cells=settings.shared_mib,  # a frame of 1 MiB in each
         in_flight_bytes=settings.in_flight_mib << 20,
+        tls=tls,
     )
     limits = Limits(
         num_pages=settings.num_pages,

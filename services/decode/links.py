@@ -25,6 +25,7 @@ from kvmesh.rpc.channels import dial
 from kvmesh.rpc.raw import raw_stream_call
 from kvmesh.rpc.status import peer_errors
 from kvmesh.rpc.tasks import race, until
+from kvmesh.rpc.tls import Tls
 from kvmesh.telemetry import logs
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
@@ -55,6 +56,8 @@ class DecoderIdentity:
     """Cells of shared memory for each stage on this host."""
     in_flight_bytes: int = 1 << 28
     """KV of all stages together that may wait for the worker."""
+    tls: Tls | None = None
+    """What stages are dialled with."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -142,8 +145,7 @@ class PairingStreams:
 
     async def _dial_all(self, ranks: Sequence[Rank], stack: AsyncExitStack) -> list[Ask]:
         for rank in ranks:
-            channel = dial(self._stages[rank].address, watchdog_seconds=self._own.watchdog_seconds)
-            await stack.enter_async_context(channel)
+            channel = await stack.enter_async_context(self._dial(rank))
             call = raw_stream_call(channel, LINK_PATH)
             stack.callback(call.cancel)
             self._links[rank] = call
@@ -194,8 +196,7 @@ class PairingStreams:
 
     async def _open_control(self, stack: AsyncExitStack) -> None:
         stage, who = self._stages[0], self._who(Rank(0))
-        channel = dial(stage.address, watchdog_seconds=self._own.watchdog_seconds)
-        await stack.enter_async_context(channel)
+        channel = await stack.enter_async_context(self._dial(Rank(0)))
         opening = pb.ControlOpen(
             generation=self.generation,
             pairing=self.number,
@@ -272,6 +273,10 @@ class PairingStreams:
 
     async def _raise_when_broken(self) -> None:
         raise await self._broken
+
+    def _dial(self, rank: Rank) -> grpc.aio.Channel:
+        own = self._own
+        return dial(self._stages[rank].address, watchdog_seconds=own.watchdog_seconds, tls=own.tls)
 
     def _who(self, rank: Rank) -> str:
         return f"rank {rank} of {self.pipeline}"

@@ -99,10 +99,11 @@ class Pairings:
             fits = isinstance(error, KvmeshError) and not isinstance(error, Misfit)
             return fits and self._book.may_pair_again(generation)
 
+        trouble = logs.OnChange(log)
         try:
             async for attempt in reconnect_policy(may_pair_again):
                 with attempt:
-                    await self._pair_once(pipeline)
+                    await self._pair_once(pipeline, trouble)
         except Misfit as error:
             log.error("can't pair with %s: %s", pipeline.pipeline, error.message)
         except KvmeshError as error:
@@ -112,16 +113,19 @@ class Pairings:
                 del self._tasks[generation]
                 self._book.over(generation)
 
-    async def _pair_once(self, pipeline: WholePipeline) -> None:
+    async def _pair_once(self, pipeline: WholePipeline, trouble: logs.OnChange) -> None:
         generation = Generation(pipeline.generation)
         streams = PairingStreams(pipeline, self._book.next_number(), self._own, self._told, self._in_flight)
         error: KvmeshError = Unavailable(f"the pairing with {pipeline.pipeline} ended", reason="pairing_lost")
         try:
             await streams.run()
         except KvmeshError as cause:
-            error = cause
-            why = f"{cause.message} ({cause.reason})"
-            log.info("pairing %d with %s ended: %s", streams.number, pipeline.pipeline, why)
+            error, why = cause, f"{cause.message} ({cause.reason})"
+            if self.by_number(streams.number) is not None:
+                log.info("pairing %d with %s ended: %s", streams.number, pipeline.pipeline, why)
+                trouble.clear()
+            elif not isinstance(cause, Misfit):
+                trouble.warning(f"no pairing with {pipeline.pipeline}: {why}")
             raise
         finally:
             if self._book.lost(generation, streams.number):

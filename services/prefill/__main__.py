@@ -66,6 +66,7 @@ def make(settings: PrefillSettings, life: Life) -> PrefillStage:
             max_waiting_rooms=settings.max_waiting_rooms,
         ),
         watchdog_seconds=settings.watchdog_seconds,
+        tls=life.tls,
     )
     fence = Fence()
     lease = StageLease(
@@ -80,4 +81,4 @@ def make(settings: PrefillSettings, life: Life) -> PrefillStage:
 if __name__ == "__main__":
     keep_freed_megabytes()
     settings = load_or_exit(PrefillSettings, "services.prefill")
-    main("prefill", settings, lambda life: make(settings, life))
+    main("prefill", settings, lambda life: make(settings, life), load_tls=settings.load_tls)

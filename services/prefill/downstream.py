@@ -13,6 +13,7 @@ from kvmesh.rpc import streams
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.status import peer_errors
 from kvmesh.rpc.tasks import race, until
+from kvmesh.rpc.tls import Tls
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.v1.types_pb2 import Member
@@ -22,11 +23,14 @@ from services.prefill.generation import Generation
 class Downstream:
     """An open step stream to rank + 1."""
 
-    def __init__(self, pipeline: str, rank: int, own: Incarnation, watchdog_seconds: float) -> None:
+    def __init__(
+        self, pipeline: str, rank: int, own: Incarnation, watchdog_seconds: float, tls: Tls | None = None
+    ) -> None:
         self.generation = GenerationId(0)
         self._pipeline, self._rank, self._own = pipeline, rank, own
         self._who = f"rank {rank + 1} of {pipeline}"
         self._watchdog_seconds = watchdog_seconds
+        self._tls = tls
         self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.StreamStreamCall[pb.StepsRequest, pb.StepsResponse] | None = None
         self._hearing: asyncio.Future[None] | None = None
@@ -38,7 +42,7 @@ class Downstream:
         Raises:
             KvmeshError: the peer did not answer, or refused.
         """
-        self._channel = dial(peer.address, watchdog_seconds=self._watchdog_seconds)
+        self._channel = dial(peer.address, watchdog_seconds=self._watchdog_seconds, tls=self._tls)
         opening = pb.StepOpen(
             pipeline=self._pipeline,
             generation=generation,

@@ -18,6 +18,7 @@ from kvmesh.protocol.ids import Incarnation, Rank, short
 from kvmesh.protocol.life import Opening, StageLife, Verdict
 from kvmesh.protocol.scheduler import Limits
 from kvmesh.rpc.tasks import race
+from kvmesh.rpc.tls import Tls
 from kvmesh.telemetry import logs
 from kvmesh.v1 import bootstrap_pb2, types_pb2
 from services.prefill.downstream import Downstream
@@ -41,6 +42,8 @@ class StageIdentity:
     shard: Shard
     limits: Limits
     watchdog_seconds: float
+    tls: Tls | None = None
+    """What the rank behind is dialled with."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -173,7 +176,7 @@ class LiveStage:
     async def _link_next(self, order: bootstrap_pb2.LinkNext) -> bootstrap_pb2.StageLinked:
         own, number = self.identity, GenerationId(order.generation)
         self.life.ordered(number)
-        self._downstream = Downstream(own.pipeline, own.rank, own.incarnation, own.watchdog_seconds)
+        self._downstream = Downstream(own.pipeline, own.rank, own.incarnation, own.watchdog_seconds, own.tls)
         await self._downstream.open(order.next, number)
         if not self.life.linked():
             raise Unavailable("the life ended while it linked", reason="stage_lost")

@@ -16,10 +16,11 @@ from kvmesh.rpc.life import Life
 from kvmesh.rpc.raw import raw_stream_handler
 from kvmesh.rpc.retry import reconnect_policy
 from kvmesh.rpc.tasks import race
+from kvmesh.rpc.tls import TLS_REASON
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
-from services.prefill.generation import show_age, show_no_generation
+from services.prefill.generation import Generation, show_age, show_no_generation
 from services.prefill.life import LiveStage, StageIdentity
 from services.prefill.registration import StageLease
 from services.prefill.servicer import PrefillServicer
@@ -41,6 +42,7 @@ class PrefillStage:
         self._worker = StageWorker(runner, self._receive_in_thread)
         self._life: LiveStage | None = None
         self._last_end = ""
+        self._trouble = logs.OnChange(log)
         self._servicer = PrefillServicer(self._current, self._describe, identity.watchdog_seconds)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -78,18 +80,27 @@ class PrefillStage:
         try:
             await race(self._life.run(), self._tell_ready(self._life, life))
         except KvmeshError as error:
-            generation = self._life.generation
-            if generation is not None:
-                self._last_end = generation.ended.result().message
-            with logs.bind(generation=short(generation.number) if generation is not None else None):
-                log.info("life over: %s", error.message)
+            self._tell_end(self._life.generation, error)
             raise
         finally:
             self._life = None
             life.set_ready(False, "not admitted")
 
+    def _tell_end(self, generation: Generation | None, error: KvmeshError) -> None:
+        """A life that came to no generation is tried again without end: what is in its way is said once."""
+        text = f"life over: {error.message}"
+        if generation is not None:
+            self._last_end = generation.ended.result().message
+            with logs.bind(generation=short(generation.number)):
+                log.info(text)
+        elif error.reason == TLS_REASON:
+            self._trouble.warning(text)
+        else:
+            self._trouble.info(text)
+
     async def _tell_ready(self, stage: LiveStage, life: Life) -> None:
         await stage.admitted.wait()
+        self._trouble.clear()
         life.set_ready(True)
         await asyncio.Event().wait()
 

@@ -28,6 +28,7 @@ def contradictions(documents: list[Document]) -> list[str]:
         *_of_leases(documents),
         *_of_pipelines(documents),
         *_of_formats(documents),
+        *_of_tls(documents),
         *(line for service in named(documents, "Service").values() for line in _of_service(service, documents)),
         *_of_labels(documents),
         *_of_budgets(documents),
@@ -127,6 +128,20 @@ def _of_volumes(pod: Pod, settings: ServeSettings) -> Iterator[str]:
     model = PurePosixPath(getattr(settings, "model", ""))
     if model.is_absolute() and not any(model.is_relative_to(path) for path in pod.mounts):
         yield f"{pod.name}: model is {model}, the mounts are {sorted(pod.mounts)}"
+
+
+def _of_tls(documents: list[Document]) -> Iterator[str]:
+    """A port has TLS or has not, and a certificate that lies nowhere ends a pod."""
+    told: dict[bool, list[str]] = {True: [], False: []}
+    for pod, settings in _settled(documents):
+        files = {f: getattr(settings, f, None) for f in ("tls_cert", "tls_key", "tls_ca")}
+        if pod.service in ("prefill", "decode"):
+            told[files["tls_cert"] is not None].append(pod.name)
+        for field, path in files.items():
+            if path is not None and str(path.parent) not in pod.mounts:
+                yield f"{pod.name}: {field} is {path}, the mounts are {sorted(pod.mounts)}"
+    if told[True] and told[False]:
+        yield f"{' and '.join(told[True])} have TLS, {' and '.join(told[False])} have not"
 
 
 def _settled(documents: list[Document]) -> Iterator[tuple[Pod, ServeSettings]]:

@@ -91,8 +91,8 @@ class LocalCluster:
         """Args:
         node: with an address for each pod.
         documents: the manifests.
-        volumes: directories for volumes that are not made anew for each pod: claims by their names, and "cache",
-            shared by all, so that the model is unpacked once.
+        volumes: directories for volumes that are not made anew for each pod: claims and Secrets by their names, and
+            "cache", shared by all, so that the model is unpacked once.
         directory: for all other volumes, and logs.
         """
         self._node, self._documents, self._volumes, self._directory = node, documents, volumes, directory
@@ -153,8 +153,10 @@ class LocalCluster:
         volumes = {v["name"]: v for v in pod.spec["volumes"]}
         found = []
         for path, mount in pod.mounts.items():
-            claim = volumes.get(mount["name"], {}).get("persistentVolumeClaim", {}).get("claimName", mount["name"])
-            source = self._volumes.get(claim, self.directory_of(pod, mount["name"]))
+            volume = volumes.get(mount["name"], {})
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName", mount["name"])
+            shared = volume.get("secret", {}).get("secretName", claim)
+            source = self._volumes.get(shared, self.directory_of(pod, mount["name"]))
             source.mkdir(exist_ok=True)
             found.append(Mount(path, source, bool(mount.get("readOnly"))))
         return found

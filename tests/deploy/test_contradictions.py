@@ -184,6 +184,38 @@ IN_PRODUCTION = {
 }
 
 
+WITH_TLS = {
+    "a certificate that is not mounted": (
+        setting("KVMESH_TLS_CERT", "/etc/tls/tls.crt"),
+        "kvmesh-decode-0: tls_cert is /etc/tls/tls.crt, the mounts are",
+    ),
+    "a part of the files": (
+        lambda documents: _config(documents).pop("KVMESH_TLS_CA"),
+        "kvmesh-prefill-0: tls_cert and tls_key without tls_ca",
+    ),
+    "decoders that get no Secret": (
+        within("kvmesh-decode", ".volumes.2.name", "secrets"),
+        "/mnt/tls mounts tls, the volumes are",
+    ),
+    "decoders without TLS": (
+        lambda documents: [
+            within("kvmesh-decode", ".containers.0.envFrom", [])(documents),
+            *(
+                variable(DECODE, name, value)(documents)
+                for name, value in _config(documents).items()
+                if "TLS" not in name
+            ),
+        ],
+        "kvmesh-prefill-0 and kvmesh-prefill-1 have TLS, kvmesh-decode-0 have not",
+    ),
+}
+
+
+def _config(documents: list[Document]) -> dict[str, str]:
+    (config,) = [c["data"] for c in named(documents, "ConfigMap").values() if "KVMESH_PP_SIZE" in c["data"]]
+    return config
+
+
 CASES = [
     pytest.param(name, change, line, id=what)
     for name, made in (("base", IN_BASE), ("production", IN_PRODUCTION))
@@ -194,6 +226,11 @@ CASES = [
 @pytest.mark.parametrize(("name", "change", "line"), CASES)
 def test_a_contradiction_is_noticed(name: str, change: Change, line: str) -> None:
     assert line in changed(rendered(name), change)
+
+
+@pytest.mark.parametrize(("change", "line"), WITH_TLS.values(), ids=WITH_TLS)
+def test_a_contradiction_of_tls_is_noticed(change: Change, line: str) -> None:
+    assert line in changed(combined(("tls",)), change)
 
 
 def test_a_group_of_another_size_than_the_pipeline_is_noticed() -> None:

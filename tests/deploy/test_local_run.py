@@ -1,4 +1,4 @@
-"""The pods of base, laptop, production and a LeaderWorkerSet, run here: their own commands, variables, probes, ports.
+"""The pods of base, laptop, production, a LeaderWorkerSet and TLS, run here: their own commands, variables, probes, ports.
 
 They come up, answer, and go again in the orders that matter, with a request on its way. A workload that stops first
 finds all others alive, one that stops last finds none; so each is first and last once, and each pair stops in both
@@ -19,6 +19,7 @@ from manifests import Document, named, num_bytes, pods
 from node import Node, why_not
 
 from kvmesh.client import Client
+from tests.certificates import Authority
 
 pytestmark = [
     pytest.mark.deep,
@@ -45,6 +46,7 @@ RUNS = [
     ("production", AGAINST_THE_WALK),
     ("production", ALL_AT_ONCE),
     ("lws", ALONG_THE_WALK),
+    ("tls", ALONG_THE_WALK),
 ]
 COLD = ("laptop", AGAINST_THE_WALK)
 """In this run each pod unpacks the model for itself, as on a first day."""
@@ -55,8 +57,8 @@ GPU = ("gpu",)
 
 def manifests(name: str) -> list[Document]:
     """What to run. There is no GPU here, so production runs without that component."""
-    if name == "lws":
-        return combined(("lws",))
+    if name in ("lws", "tls"):
+        return combined((name,))
     return production_without(GPU) if name == "production" else rendered(name)
 
 
@@ -68,10 +70,13 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture
 def volumes(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> dict[str, Path]:
-    """The cache of this machine, for what the image's model is unpacked into; a small model on the volume for one."""
+    """The cache of this machine, for what the image's model is unpacked into; a small model on the volume for one; the
+    Secret of TLS, with the name that its component expects."""
     cache = Path(os.environ.get("KVMESH_CACHE_DIR", "~/.cache/kvmesh")).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
-    return {"cache": cache, "kvmesh-model": tiny_model_dir}
+    secret = tmp_path_factory.mktemp("secret") / "kvmesh-tls"
+    Authority().files(secret, "kvmesh-prefill")
+    return {"cache": cache, "kvmesh-model": tiny_model_dir, "kvmesh-tls": secret}
 
 
 class Request:

@@ -24,10 +24,27 @@ def with_claim() -> Document:
     return yaml.safe_load(before + "\n".join(line.removeprefix("#") for line in lines))
 
 
+def with_tls() -> Document:
+    before, after = TEXT.split("# With the component tls, these lines too:\n")
+    before = before.replace("# - { name: KVMESH_TLS_", "- { name: KVMESH_TLS_")
+    lines = after.split("# To fill the claim")[0].splitlines()
+    return yaml.safe_load(before + "\n".join(line.removeprefix("#") for line in lines))
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-def test_it_is_valid_to_the_letter_with_and_without_the_claim(version: str) -> None:
-    for document in (tools(), with_claim()):
+def test_it_is_valid_to_the_letter_whatever_is_commented_in(version: str) -> None:
+    for document in (tools(), with_claim(), with_tls()):
         check(document, version)
+
+
+def test_it_shows_stages_the_certificate_that_they_have_themselves() -> None:
+    spec = with_tls()["spec"]
+    (container,) = spec["containers"]
+    for stage in (p for p in pods(combined(("tls",))) if p.service == "prefill"):
+        theirs = {name: value for name, value in stage.environment().items() if name.startswith("KVMESH_TLS_")}
+        assert {e["name"]: e["value"] for e in container["env"] if "TLS" in e["name"]} == theirs
+        assert spec["volumes"] == [v for v in stage.spec["volumes"] if v["name"] == "tls"]
+        assert container["volumeMounts"] == [m for m in stage.container["volumeMounts"] if m["name"] == "tls"]
 
 
 def test_the_claim_is_that_of_the_component() -> None:

@@ -18,6 +18,7 @@ from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc.channels import server_options
 from kvmesh.rpc.interceptors import ErrorInterceptor
 from kvmesh.rpc.raw import raw_stream_handler
+from kvmesh.rpc.tls import Tls, add_port
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer, add_PrefillServiceServicer_to_server
@@ -117,13 +118,15 @@ class PlayedPipeline(PrefillServiceServicer):
 
 
 @asynccontextmanager
-async def played_pipeline(stub: BootstrapServiceStub, model: Path) -> AsyncIterator[PlayedPipeline]:
+async def played_pipeline(
+    stub: BootstrapServiceStub, model: Path, tls: Tls | None = None
+) -> AsyncIterator[PlayedPipeline]:
     """A pipeline that is registered and served; gone at the end, lease and process."""
     played = PlayedPipeline(model)
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(2.0))
     add_PrefillServiceServicer_to_server(played, server)
     server.add_generic_rpc_handlers((raw_stream_handler("kvmesh.v1.PrefillService", {"Link": played.Link}),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = add_port(server, "127.0.0.1:0", tls)
     await server.start()
     lease = Stage(stub, 0, 1, f"played{played.number}", played.incarnation)
     lease.registration.member.address = f"127.0.0.1:{port}"

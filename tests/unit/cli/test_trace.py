@@ -18,6 +18,7 @@ from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceServicer, add_Bootstrap
 from kvmesh.v1.trace_pb2_grpc import TraceServiceServicer, add_TraceServiceServicer_to_server
 
 NOWHERE = "127.0.0.1:1"
+NO_TLS = {"tls_cert": None, "tls_key": None, "tls_ca": None, "tls_name": ""}
 
 
 class Player(TraceServiceServicer, BootstrapServiceServicer):
@@ -53,7 +54,7 @@ async def playing(player: Player) -> AsyncIterator[str]:
 
 
 async def run(gateway: str, bootstrap: str) -> int:
-    flags = argparse.Namespace(room="1.24", gateway=gateway, bootstrap=bootstrap)
+    flags = argparse.Namespace(room="1.24", gateway=gateway, bootstrap=bootstrap, **NO_TLS)
     return await asyncio.to_thread(trace.run, flags)
 
 

@@ -22,6 +22,7 @@ NEEDED = ["--bootstrap", "127.0.0.1:1", "--model", "m"]
         (["--heartbeat-seconds", "0"], ["heartbeat_seconds is 0"]),
         (["--heartbeat-seconds", "20"], ["heartbeat_seconds is 20", "watchdog_seconds is 2"]),
         (["--pp-size", "2", "--replicas", "3"], ["replicas is 3", "pp_size is 2"]),
+        (["--tls-cert", "a", "--tls-key", "b"], ["tls_cert and tls_key without tls_ca"]),
     ],
 )
 def test_a_bad_value_of_a_stage_is_named_with_what_is_needed(flags: list[str], names: list[str]) -> None:
@@ -36,6 +37,8 @@ def test_a_bad_value_of_a_stage_is_named_with_what_is_needed(flags: list[str], n
         (["--dtype", "int8"], ["dtype"]),
         (["--max-running-rooms", "0"], ["max_running_rooms is 0"]),
         (["--window-mib", "0"], ["window_mib is 0"]),
+        (["--tls-ca", "a"], ["tls_ca without tls_cert and tls_key"]),
+        (["--tls-name", "stages.kvmesh"], ["tls_name without tls_cert and tls_key and tls_ca"]),
     ],
 )
 def test_a_bad_value_of_a_decoder_is_named(flags: list[str], names: list[str]) -> None:
