@@ -61,7 +61,7 @@ class InvalidInput(KvmeshError):
 
     code = "INVALID_ARGUMENT"
     default_reason = "invalid_input"
-    more_reasons = ("message_too_large", "too_long")
+    more_reasons = ("bad_cached_len", "message_too_large", "too_long")
 
 
 class UnknownModel(KvmeshError):

@@ -69,6 +69,11 @@ def tokens_per_frame(shard: Shard, frame_bytes: int = FRAME_BYTES) -> int:
     return max(1, frame_bytes // shard.layer_bytes_per_token)
 
 
+def layers_per_frame(shard: Shard, num_tokens: int, frame_bytes: int = FRAME_BYTES) -> int:
+    """Layers of so many tokens that fit a frame of `frame_bytes`, at least 1."""
+    return max(1, frame_bytes // (num_tokens * shard.layer_bytes_per_token))
+
+
 def plan_frames(shard: Shard, token_begin: int, token_end: int, frame_bytes: int = FRAME_BYTES) -> list[Piece]:
     """Cut [token_begin, token_end) of `shard` into pieces of at most `frame_bytes` (one token of one layer at least).
 
@@ -78,7 +83,7 @@ def plan_frames(shard: Shard, token_begin: int, token_end: int, frame_bytes: int
     num_tokens = token_end - token_begin
     if num_tokens <= 0 or shard.num_layers <= 0:
         return []
-    layers = max(1, frame_bytes // (num_tokens * shard.layer_bytes_per_token))
+    layers = layers_per_frame(shard, num_tokens, frame_bytes)
     # Equal shares, so that no sliver of a frame is left over.
     num_splits = -(-num_tokens // tokens_per_frame(shard, frame_bytes)) if layers == 1 else 1
     tokens = -(-num_tokens // num_splits)

@@ -37,6 +37,7 @@ class Limits:
 class _Queue:
     """Rooms of one pairing that wait, first come first served, and the pages its admitted rooms hold."""
 
+    decoder_page_size: int
     waiting: deque[RoomId] = field(default_factory=deque)
     held_pages: int = 0
 
@@ -121,8 +122,11 @@ class Scheduler:
 
     # Events.
 
-    def pair(self, key: PairingKey) -> list[RoomId]:
+    def pair(self, key: PairingKey, *, decoder_page_size: int = 1) -> list[RoomId]:
         """A decoder's control stream stands. Ends the decoder's older pairings; their rooms are returned.
+
+        Args:
+            decoder_page_size: tokens in a page of the decoder, which keeps whole pages only.
 
         Raises:
             Fenced: a pairing of this decoder with this or a higher number stands.
@@ -134,7 +138,7 @@ class Scheduler:
         if any(k[1] >= key[1] for k in older):
             raise Fenced(f"pairing {key[1]} is not newer than the standing one")
         dropped = [room for k in older for room in self.unpair(k)]
-        self._queues[key] = _Queue()
+        self._queues[key] = _Queue(decoder_page_size)
         self._turn.append(key)
         return dropped
 
@@ -187,7 +191,12 @@ class Scheduler:
         if not 1 <= prompt_len <= longest:
             return InvalidInput(f"{prompt_len} prompt tokens; 1 to {longest} fit", reason="too_long", field="tokens")
         if not 0 <= cached_len < prompt_len:
-            return InvalidInput(f"cached_len {cached_len} is outside [0, {prompt_len})", field="cached_len")
+            detail = f"cached_len {cached_len} is outside [0, {prompt_len})"
+            return InvalidInput(detail, reason="bad_cached_len", field="cached_len")
+        page_size = self._queues[key].decoder_page_size
+        if cached_len % page_size:
+            detail = f"cached_len {cached_len} is not in whole pages of {page_size} tokens"
+            return InvalidInput(detail, reason="bad_cached_len", field="cached_len")
         if self.waiting_rooms >= limits.max_waiting_rooms:
             return Full(f"{limits.max_waiting_rooms} rooms wait already", reason="queue_full", retry_after_seconds=1.0)
         return None

@@ -17,10 +17,12 @@ class Computed:
     room: RoomId
     begin: int
     end: int
+    layers: tuple[int, int] | None = None
+    """Global ids, half-open; None: all that the stage holds."""
 
 
 def computed_spans(log: AppliedLog, step: Step) -> tuple[Computed, ...]:
-    """What of a step, just applied to `log`, is to be sent: its work, less what the decoder has."""
+    """What of a step, just applied to `log`, is to be sent once it is computed: its work, less what the decoder has."""
     spans = []
     for work in step.work:
         admitted = log.rooms[work.room].admitted

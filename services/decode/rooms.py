@@ -38,6 +38,7 @@ class RoomTimes:
     admit_sent: float = 0.0
     first_token: float = 0.0
     complete: float = 0.0
+    written: float = 0.0
     last_token: float = 0.0
     queued_seconds: float = 0.0
 
@@ -70,9 +71,10 @@ class LiveRoom:
         )
         for name, begun, ended in stops:
             if begun:
-                self.span.child(name, begun=begun).end(
-                    "" if ended or finished else "the room ended", ended=ended or now
-                )
+                span = self.span.child(name, begun=begun)
+                if name == "receive" and ended:  # what then lay between it and its place in the batch
+                    span.attributes["write_seconds"] = times.written - ended
+                span.end("" if ended or finished else "the room ended", ended=ended or now)
         if finished:
             self.span.end(ended=now)  # however its call ends: its reader may leave with the last token
 
@@ -155,7 +157,7 @@ class Rooms:
         """All KV and the first token are here."""
         live = self._live.get(report.room)
         if live is not None:
-            live.times.complete = report.complete_at
+            live.times.complete, live.times.written = report.complete_at, report.written_at
             metrics.TRANSFER_TAIL_SECONDS.observe(max(0.0, report.complete_at - live.times.first_token))
         self._tell(report.room, RoomEvent.COMPLETE)
 

@@ -90,6 +90,8 @@ class RoomComplete:
     room: RoomId
     complete_at: float
     """When the last of it arrived, however busy the worker was then."""
+    written_at: float
+    """When all of it was verified and written, both on the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,7 @@ class DecodeWorker:
         plan.joined = True
         room.length = opened.prompt_len
         self._running[opened.room] = room
-        self._receive(RoomComplete(opened.room, arrived))
+        self._receive(RoomComplete(opened.room, arrived, monotonic()))
         self._drew(room, first_token)
 
     # Decoding.

@@ -14,6 +14,7 @@ from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.ids import Generation as GenerationId
 from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, Rank, RoomId, StepNumber
 from kvmesh.protocol.links import replaced_by
+from kvmesh.protocol.sending import Computed
 from kvmesh.protocol.steps import Step
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
@@ -21,7 +22,16 @@ from services.prefill.carrier import Carrier, InSegment
 from services.prefill.links import LinkSender
 from services.prefill.spans import RoomSpans
 from services.prefill.wire import step_to_messages
-from services.prefill.worker import BeginGeneration, FrameCopied, Report, RunStep, StageWorker, StepDone, WorkerFailed
+from services.prefill.worker import (
+    BeginGeneration,
+    FrameCopied,
+    LayersDone,
+    Report,
+    RunStep,
+    StageWorker,
+    StepDone,
+    WorkerFailed,
+)
 
 log = logs.get(__name__)
 
@@ -102,6 +112,9 @@ class Generation:
             return
         if isinstance(report, StepDone):
             self._step_done(report)
+        elif isinstance(report, LayersDone):
+            self.spans.begun(report.step)
+            self._send(report.computed, report.at)
         elif isinstance(report, FrameCopied):
             link = self.links.get(report.asked.key)
             if link is not None:
@@ -125,11 +138,7 @@ class Generation:
             link = self.links.get(first.key)
             if link is not None:  # no link: computed and discarded, which is no fault
                 link.sampled(first, waits[first.room])
-        for span in done.computed:
-            link = self.links.get(span.key)
-            if link is not None:
-                self.spans.to_send(span.room, done.ended)
-                link.computed(span)
+        self._send(done.computed, done.ended)
         if self.on_applied_here is not None:
             self.on_applied_here(done.step.number)
         if self.chain.applied_here(done.step.number, done.digest, monotonic()):
@@ -138,6 +147,13 @@ class Generation:
             for message in step_to_messages(step, done.activations, self.num_written):
                 self.downstream.put_nowait(message)
         self.show()
+
+    def _send(self, computed: tuple[Computed, ...], at: float) -> None:
+        for span in computed:
+            link = self.links.get(span.key)
+            if link is not None:
+                self.spans.to_send(span.room, at)
+                link.computed(span)
 
     def _count(self, done: StepDone) -> None:
         metrics.STEPS_TOTAL.inc()
@@ -202,7 +218,15 @@ class Generation:
         key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
         for older in replaced_by(key, self.links.keys()):
             self.links.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
-        link = LinkSender(key, self.number, self._shard, carrier, self._worker.post, self._sent)
+        link = LinkSender(
+            key,
+            self.number,
+            self._shard,
+            carrier,
+            self._worker.post,
+            self._sent,
+            hello.descriptor.page_size,
+        )
         self.links[key] = link
         self._show_links()
         return link

@@ -46,13 +46,16 @@ class Head:
 
     # Control streams.
 
-    def pair(self, key: PairingKey) -> None:
+    def pair(self, key: PairingKey, decoder_page_size: int = 1) -> None:
         """A control stream opened.
+
+        Args:
+            decoder_page_size: see Scheduler.pair.
 
         Raises:
             Fenced, Unavailable: see Scheduler.pair.
         """
-        self._left(self.scheduler.pair(key), "its pairing is over")
+        self._left(self.scheduler.pair(key, decoder_page_size=decoder_page_size), "its pairing is over")
         self._due()
 
     def unpair(self, key: PairingKey) -> None:

@@ -7,6 +7,7 @@ Called by the generation (what was computed) and by the link's stream (what may 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class LinkSender:
         carrier: Carrier,
         post: Callable[[CopyFrame], None],
         sent: Callable[[RoomId, int], None] = lambda _room, _bytes: None,
+        decoder_page_size: int = 1,
     ) -> None:
         """Args:
         key: the pairing.
@@ -46,8 +48,10 @@ class LinkSender:
         carrier: what frames travel in, and its credit.
         post: asks the worker for a frame.
         sent: told of each frame that was written: its room, and bytes of KV.
+        decoder_page_size: tokens in a page of the decoder, as it said when it dialled.
         """
         self.key = key
+        self.decoder_page_size = decoder_page_size
         self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._generation = generation
         self._shard = shard
@@ -68,7 +72,10 @@ class LinkSender:
         """Tokens of a room lie in their pages now."""
         if self._busy_since is None:
             self._busy_since = monotonic()
-        for piece in plan_frames(self._shard, span.begin, span.end):
+        shard = self._shard
+        if span.layers is not None:
+            shard = replace(shard, layer_begin=span.layers[0], layer_end=span.layers[1])
+        for piece in plan_frames(shard, span.begin, span.end):
             self._pending.append((span.room, piece))
         self._ask()
 

@@ -143,7 +143,7 @@ class PrefillServicer(PrefillServiceServicer):
         key = (Incarnation(opening.decoder), PairingNumber(opening.pairing))
         if key not in generation.links:
             raise Fenced(f"pairing {opening.pairing} has no link to rank 0")
-        life.head.pair(key)
+        life.head.pair(key, generation.links[key].decoder_page_size)
         return generation, life.head, key
 
     # Link.
@@ -292,6 +292,8 @@ def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName)
     if hello.protocol_version != PROTOCOL_VERSION:
         raise Misfit(f"protocol version: decoder {hello.protocol_version}, stage {PROTOCOL_VERSION}")
     other = hello.descriptor
+    if other.page_size < 1:
+        raise Misfit(f"page_size: decoder {other.page_size}; a page holds a token at least")
     for name in ("model_fingerprint", "num_layers", "num_kv_heads", "head_dim"):
         if getattr(other, name) != getattr(own, name):
             raise Misfit(f"{name}: decoder {getattr(other, name)}, stage {getattr(own, name)}")

@@ -20,6 +20,8 @@ class _Room:
     send: traces.Span | None = None
     queued_seconds: float = 0.0
     num_steps: int = 0
+    num_tokens: int = 0
+    """Computed: also those that its decoder has."""
     compute_seconds: float = 0.0
     sent_bytes: int = 0
 
@@ -57,12 +59,17 @@ class RoomSpans:
 
     # At every stage.
 
+    def begun(self, step: Step) -> None:
+        """A step is applied and still computes: KV of its rooms may be sent. Repeated: nothing."""
+        for entry in step.entries:
+            if isinstance(entry, RoomAdmitted) and entry.room not in self._rooms:
+                self._rooms[entry.room] = _Room(entry)
+
     def applied(self, done: StepDone) -> None:
         """A step was applied and computed."""
+        self.begun(done.step)
         for entry in done.step.entries:
-            if isinstance(entry, RoomAdmitted):
-                self._rooms[entry.room] = _Room(entry)
-            else:
+            if not isinstance(entry, RoomAdmitted):
                 self._end(entry.room, "" if isinstance(entry, RoomDone) else "dropped", done.ended)
         for work in done.step.work:
             self._work(work, done)
@@ -95,6 +102,7 @@ class RoomSpans:
             if self._rank == 0:
                 metrics.ADMISSION_SECONDS.observe(room.queued_seconds)
         room.num_steps += 1
+        room.num_tokens += work.end - work.begin
         room.compute_seconds += done.ended - done.began
         if work.end == room.admitted.prompt_len:
             self._end_prefill(room, "", done.ended)
@@ -116,8 +124,7 @@ class RoomSpans:
 
     def _end_prefill(self, room: _Room, why: str, now: float) -> None:
         if room.prefill is not None:
-            tokens = room.admitted.prompt_len - room.admitted.cached_len
-            room.prefill.attributes |= {"rank": self._rank, "tokens": tokens, "steps": room.num_steps}
+            room.prefill.attributes |= {"rank": self._rank, "tokens": room.num_tokens, "steps": room.num_steps}
             room.prefill.attributes["compute_seconds"] = room.compute_seconds
             room.prefill.end(why, ended=now)
 

@@ -1,7 +1,7 @@
 """The stage's worker: the one thread that owns the stage's layers, its pages and its applied log.
 
 The event loop posts records and receives records; it never touches a tensor, and the worker never awaits. Between two
-layers the worker copies KV frames that links asked for, so a step's KV leaves while the next step computes.
+layers the worker copies KV frames that links asked for, so a step's KV leaves while it computes, and while the next one does.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from kvmesh.model.sampling import SamplingParams, sample
 from kvmesh.protocol.ids import Generation, PairingKey, RoomId
 from kvmesh.protocol.sending import Computed, computed_spans, readable
 from kvmesh.protocol.steps import AppliedLog, RoomOnStage, Step
+from services.prefill.filling import Filling
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class StepDone:
     activations: bytes
     """What the next rank continues with; empty at the last rank or without work."""
     computed: tuple[Computed, ...]
+    """KV that lies in its pages now, less what was told as LayersDone."""
     sampled: tuple[Sampled, ...]
     began: float
     """When the worker took it up, on the monotonic clock."""
@@ -87,6 +89,17 @@ class StepDone:
     """Rooms of the log after it."""
     free_pages: int
     """Pages that no room of the log holds after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayersDone:
+    """Some layers of a step that goes on were computed here: their KV fills frames."""
+
+    generation: Generation
+    step: Step
+    computed: tuple[Computed, ...]
+    at: float
+    """Monotonic time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,7 @@ class WorkerFailed:
     error: BaseException
 
 
-Report = StepDone | FrameCopied | WorkerFailed
+Report = StepDone | LayersDone | FrameCopied | WorkerFailed
 
 
 class StageWorker:
@@ -200,13 +213,14 @@ class StageWorker:
         step, log, began = record.step, self._log, monotonic()
         log.apply(step)
         rooms = [log.rooms[w.room] for w in step.work]
-        activations, sampled = self._compute(record, rooms) if step.work else (b"", ())
+        filling = Filling(computed_spans(log, step), self._runner.pool.shard)
+        activations, sampled = self._compute(record, rooms, filling) if step.work else (b"", ())
         return StepDone(
             record.generation,
             step,
             log.digest,
             activations,
-            computed_spans(log, step),
+            filling.rest(),
             sampled,
             began=began,
             ended=monotonic(),
@@ -214,14 +228,16 @@ class StageWorker:
             free_pages=log.free_pages,
         )
 
-    def _compute(self, record: RunStep, rooms: list[RoomOnStage]) -> tuple[bytes, tuple[Sampled, ...]]:
+    def _compute(
+        self, record: RunStep, rooms: list[RoomOnStage], filling: Filling
+    ) -> tuple[bytes, tuple[Sampled, ...]]:
         runner, work = self._runner, record.step.work
         whole = [w.end == r.admitted.prompt_len for w, r in zip(work, rooms, strict=True)]
         spans = [
             Span(pages=r.pages, begin=w.begin, end=w.end, sample=last)
             for w, r, last in zip(work, rooms, whole, strict=True)
         ]
-        out = runner.forward(spans, self._inputs(record), self._between_layers)
+        out = runner.forward(spans, self._inputs(record), lambda: self._between_layers(record, filling))
         if not runner.is_last:
             return out.contiguous().view(torch.uint8).cpu().numpy().tobytes(), ()
         ending = [r.admitted for r, last in zip(rooms, whole, strict=True) if last]
@@ -243,8 +259,11 @@ class StageWorker:
         # A bytearray, since torch warns of memory it may not write.
         return torch.frombuffer(bytearray(record.activations), dtype=TORCH_DTYPES[dtype]).view(num_tokens, hidden)
 
-    def _between_layers(self) -> None:
+    def _between_layers(self, record: RunStep, filling: Filling) -> None:
         self._moved_at = monotonic()
+        full = filling.layer()
+        if full:
+            self._receive(LayersDone(record.generation, record.step, full, self._moved_at))
         while self._copies:
             self._copy(self._copies.popleft())
 

@@ -253,6 +253,19 @@ def test_a_plan_that_can_not_be_is_refused(prompt_len: int, cached_len: int) -> 
     assert not head.states
 
 
+def test_what_a_decoder_says_it_has_is_in_whole_pages_of_its_own() -> None:
+    """Its pages, not the pipeline's: those are of 4 tokens here."""
+    head = scheduler()
+    head.pair(B, decoder_page_size=6)
+    for cached_len in (4, 7, 11):
+        with pytest.raises(InvalidInput, match=f"cached_len {cached_len} is not in whole pages of 6 tokens") as caught:
+            head.admit(B, RoomId(1), prompt_len=16, cached_len=cached_len)
+        assert (caught.value.reason, caught.value.field) == ("bad_cached_len", "cached_len")
+    assert not head.states
+    head.admit(B, RoomId(1), prompt_len=16, cached_len=12)
+    assert head.waiting_rooms == 1
+
+
 def test_a_room_that_waits_for_pages_is_not_overtaken() -> None:
     head = scheduler(A, B)
     ask(head, 1, 16)

@@ -88,7 +88,7 @@ def spans_of(live: LiveRoom) -> dict[str, tuple[float, float]]:
 async def test_a_room_counts_as_finished_when_its_call_ends_however_that_ends(rooms: Rooms) -> None:
     live = opened(rooms)
     with ended():
-        rooms.completed(RoomComplete(live.room, 2.0))
+        rooms.completed(RoomComplete(live.room, 2.0, 2.0))
         rooms.drew(drawn(live.room, 3.0, last=True))
     with ended(finished=1):
         rooms.close(live)
@@ -128,7 +128,7 @@ async def test_a_room_that_is_not_taken_counts_by_the_reason_of_its_refusal(room
 
 async def test_decoding_ends_with_the_last_token_however_slow_its_reader_is(rooms: Rooms) -> None:
     live = opened(rooms)
-    rooms.completed(RoomComplete(live.room, 2.0))
+    rooms.completed(RoomComplete(live.room, 2.0, 2.0))
     rooms.drew(drawn(live.room, 2.5))
     rooms.drew(drawn(live.room, 3.0, last=True))
     rooms.close(live)  # now, which is much later
@@ -137,7 +137,7 @@ async def test_decoding_ends_with_the_last_token_however_slow_its_reader_is(room
 
 async def test_a_room_that_ends_in_its_decoding_shows_it_until_then(rooms: Rooms) -> None:
     live = opened(rooms)
-    rooms.completed(RoomComplete(live.room, 2.0))
+    rooms.completed(RoomComplete(live.room, 2.0, 2.0))
     rooms.drew(drawn(live.room, 2.5))
     rooms.close(live)
     begun, until = spans_of(live)["decode"]
@@ -149,8 +149,10 @@ async def test_what_a_busy_decoder_adds_is_join_and_not_the_transfer(rooms: Room
     live = opened(rooms)
     live.times.admit_sent = 1.5
     rooms.prefilled(FirstTokenArrived(live.room, 2.0, queued_seconds=0.2))
-    rooms.completed(RoomComplete(live.room, 2.125))
+    rooms.completed(RoomComplete(live.room, 2.125, 2.4375))
     timing = _timing(live, 2.5)
     parts = {name: getattr(timing, name).ToMilliseconds() for name in ("reserve", "transfer_tail", "join")}
     assert parts == {"reserve": 500, "transfer_tail": 125, "join": 375}
     rooms.close(live)
+    (receive,) = [s for s in traces.RING.all() if s.room == live.room and s.name == "receive"]
+    assert (receive.ended, receive.attributes) == (2.125, {"write_seconds": 0.3125})

@@ -73,6 +73,18 @@ def test_compute_is_the_time_of_its_steps_without_those_between(room: int) -> No
     assert prefill.attributes == {"rank": 0, "tokens": PROMPT_LEN, "steps": 2, "compute_seconds": 0.75}
 
 
+def test_kv_that_leaves_while_its_step_computes_is_part_of_the_sending(room: int) -> None:
+    spans, whole = head(), step(0, admitted(room), work=((room, *WHOLE),))
+    spans.begun(whole)
+    spans.to_send(RoomId(room), 1.5)
+    spans.sent(RoomId(room), PROMPT_BYTES // 2, 1.6)
+    spans.begun(whole)
+    spans.applied(done(whole, 1.0, 2.0))
+    spans.to_send(RoomId(room), 2.0)
+    spans.sent(RoomId(room), PROMPT_BYTES // 2, 2.25)
+    assert spans_of(room) == {"prefill": (1.0, 2.0, ""), "send": (1.5, 2.25, "")}
+
+
 # Rooms that end before they were whole.
 
 

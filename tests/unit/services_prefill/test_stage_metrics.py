@@ -12,11 +12,14 @@ from kvmesh.errors import KvmeshError, Unavailable
 from kvmesh.kv.frames import FrameKind, open_frame
 from kvmesh.protocol.ids import RoomId
 from kvmesh.protocol.scheduler import Limits
+from kvmesh.protocol.sending import Computed
 from kvmesh.telemetry import metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.carrier import OnStream
 from services.prefill.generation import Generation, show_age, show_no_generation
 from services.prefill.head import Head
+from services.prefill.stage import _generation_of
+from services.prefill.worker import CopyFrame, LayersDone
 
 ROOMS = count(9_000)
 LIMITS = Limits(num_pages=8, page_size=8, max_prompt_len=64, step_tokens=64, max_steps_in_flight=4, max_waiting_rooms=2)
@@ -141,6 +144,21 @@ async def test_rank_0_tells_the_wait_to_the_ranks_behind_and_the_last_one_to_the
     last.generation.report(done(first.generation.spans.told(heard), 7.0, 8.0, drawn=(room,)))
     _, payload = open_frame(await link.next_message())
     assert pb.FirstToken.FromString(bytes(payload)).queued.ToMilliseconds() == 750
+
+
+async def test_kv_of_a_step_that_still_computes_is_asked_for_and_its_sending_has_begun(room: int) -> None:
+    stage = Stage()
+    stage.generation.open_link(hello(), OnStream(1 << 30))
+    whole = step(0, admitted(room), work=((room, 0, PROMPT_LEN),))
+    early = Computed(KEY, RoomId(room), 0, PROMPT_LEN, layers=(0, 1))
+    told = LayersDone(G, whole, (early,), at=1.5)
+    assert _generation_of(told) == G, "else the stage hands it to no generation"
+    stage.generation.report(told)
+    asked = stage.worker.posted[-1]
+    assert isinstance(asked, CopyFrame)
+    assert (asked.room, asked.piece) == (room, (0, 1, 0, PROMPT_LEN))
+    stage.generation.end(Unavailable("over"))
+    assert spans_of(room)["send"][0] == 1.5
 
 
 # Rooms.
