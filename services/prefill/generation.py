@@ -107,9 +107,15 @@ class Generation:
         self._worker.post(RunStep(self.number, step, tokens, activations))
 
     def report(self, report: Report) -> None:
-        """The worker did something."""
+        """The worker did something. What can't be dealt with ends the generation: the event loop would only log it."""
         if self.ended.done():
             return
+        try:
+            self._reported(report)
+        except Exception as error:
+            self._failed(error)
+
+    def _reported(self, report: Report) -> None:
         if isinstance(report, StepDone):
             self._step_done(report)
         elif isinstance(report, LayersDone):
@@ -126,7 +132,7 @@ class Generation:
         if isinstance(error, KvmeshError):
             self.end(Fault(f"rank {self.rank}: {error.message}", reason=error.reason))
         else:
-            log.error("the worker failed", exc_info=error)
+            log.error("the stage failed", exc_info=error)
             self.end(Fault(f"rank {self.rank} failed on a step", reason="stage_failed"))
 
     def _step_done(self, done: StepDone) -> None:

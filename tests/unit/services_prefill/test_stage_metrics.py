@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -101,6 +102,13 @@ async def test_a_worker_that_hangs_shows_its_age_also_after_the_watchdog_ended_t
 
 
 # Steps.
+
+
+async def test_a_report_that_can_not_be_dealt_with_ends_the_generation_and_names_the_rank() -> None:
+    stage = Stage()
+    unknown = step(0, work=((next(ROOMS), 0, PROMPT_LEN),))
+    stage.generation.report(replace(done(unknown, 1.0, 2.0), computed=(None,)))  # type: ignore[arg-type]
+    assert (await asyncio.wait_for(stage.generation.ended, 1)).reason == "stage_failed"
 
 
 async def test_only_a_step_with_work_is_a_time_to_compute() -> None:
