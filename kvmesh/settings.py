@@ -27,9 +27,9 @@ T = TypeVar("T")
 KNOWN_FIELDS = frozenset(
     """
     advertise assign_wait_seconds bootstrap cache_dir connection_seconds device drain_seconds dtype grace_seconds
-    health_listen heartbeat_seconds layers lease_seconds listen log_level max_attempts max_running_rooms max_tokens
-    max_waiting_rooms metrics_listen model model_name num_pages page_size pipeline pp_size rank replicas request_seconds
-    state_dir step_tokens threads watchdog_seconds window_mib
+    health_listen heartbeat_seconds kv_wire layers lease_seconds listen log_level max_attempts max_running_rooms
+    max_tokens max_waiting_rooms metrics_listen model model_name num_pages page_size pipeline pp_size rank replicas
+    request_seconds state_dir step_tokens threads watchdog_seconds window_mib
     """.split()  # noqa: SIM905  # one name a line would be a page
 )
 """Fields of any service: one environment may configure several, each takes its own. A test keeps the list true."""

@@ -52,6 +52,7 @@ def make(settings: DecodeSettings, life: Life) -> Decoder:
         descriptor=descriptor,
         window_bytes=settings.window_mib << 20,
         watchdog_seconds=settings.watchdog_seconds,
+        kv_wire=settings.kv_wire,
     )
     limits = Limits(
         num_pages=settings.num_pages,

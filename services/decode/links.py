@@ -13,8 +13,10 @@ from time import monotonic
 import grpc
 from google.protobuf.message import DecodeError
 
+from kvmesh.descriptor import KV_WIRE_NAMES, KV_WIRES
 from kvmesh.errors import Corrupt, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
+from kvmesh.kv.layout import is_quantised, is_wire
 from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, Rank, short
 from kvmesh.protocol.pairing import Ask, Pairing
@@ -48,6 +50,8 @@ class DecoderIdentity:
     descriptor: Descriptor
     window_bytes: int
     watchdog_seconds: float
+    kv_wire: str = "auto"
+    """The format of KV it asks for: auto, int8 or fp8."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -84,7 +88,7 @@ class PairingStreams:
         self._broken: asyncio.Future[KvmeshError] = asyncio.get_running_loop().create_future()
 
     @property
-    def shards(self) -> dict[Rank, ShardSpan]:
+    def shards(self) -> dict[Rank, tuple[ShardSpan, ...]]:
         """What each stage sends, once it answered."""
         return self._pairing.shards
 
@@ -138,11 +142,11 @@ class PairingStreams:
             self._links[rank] = call
         answers = await asyncio.gather(*(self._greet(rank) for rank in ranks))
         asks: list[Ask] = []
-        for rank, shard in zip(ranks, answers, strict=True):
-            asks = self._pairing.linked(rank, shard)
+        for rank, shards in zip(ranks, answers, strict=True):
+            asks = self._pairing.linked(rank, shards)
         return asks
 
-    async def _greet(self, rank: Rank) -> ShardSpan:
+    async def _greet(self, rank: Rank) -> list[ShardSpan]:
         """HELLO out, WELCOME in."""
         own, stage, call = self._own, self._stages[rank], self._links[rank]
         hello = pb.LinkHello(
@@ -153,6 +157,7 @@ class PairingStreams:
             to_incarnation=stage.incarnation,
             descriptor=own.descriptor,
             window_bytes=own.window_bytes,
+            kv_wire=KV_WIRES[own.kv_wire] if is_wire(own.kv_wire) else pb.KV_WIRE_UNSPECIFIED,
         )
         with peer_errors(self._who(rank)):
             await streams.write(call, seal(FrameHeader(FrameKind.HELLO), hello.SerializeToString()))
@@ -166,8 +171,18 @@ class PairingStreams:
             raise Corrupt(f"{self._who(rank)} sent a damaged WELCOME", reason="welcome") from error
         if header.kind is not FrameKind.WELCOME or (welcome.stage, welcome.rank) != (stage.incarnation, rank):
             raise Misfit(f"another process than {self._who(rank)} answered its link")
+        self._check_wire(rank, welcome)
         self._credits[rank] = asyncio.Queue()
-        return ShardSpan(welcome.layers.begin, welcome.layers.end, welcome.head_begin, welcome.head_end)
+        layers = welcome.layers
+        return [ShardSpan(layers.begin, layers.end, heads.begin, heads.end) for heads in welcome.heads]
+
+    def _check_wire(self, rank: Rank, welcome: pb.LinkWelcome) -> None:
+        """Raises:
+        Misfit: the stage will send another format than this decoder asked for, or one that it can't read.
+        """
+        asked, told = self._own.kv_wire, KV_WIRE_NAMES.get(welcome.kv_wire, str(welcome.kv_wire))
+        if not is_wire(told) or (told != asked and (asked != "auto" or is_quantised(told))):
+            raise Misfit(f"kv_wire: decoder asks for {asked}, {self._who(rank)} sends {told}")
 
     async def _open_control(self, stack: AsyncExitStack) -> None:
         stage, who = self._stages[0], self._who(Rank(0))

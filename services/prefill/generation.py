@@ -5,11 +5,11 @@ loop. It ends once, with one reason, and everything that waits on it is told. Ra
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from kvmesh.errors import Fault, KvmeshError, Unavailable
-from kvmesh.kv.layout import Shard
+from kvmesh.kv.layout import Shard, WireName
 from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.ids import Generation as GenerationId
 from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, Rank, RoomId, StepNumber
@@ -189,8 +189,11 @@ class Generation:
 
     # Links.
 
-    def open_link(self, hello: pb.LinkHello) -> LinkSender:
+    def open_link(self, hello: pb.LinkHello, shards: Sequence[Shard], wire: WireName) -> LinkSender:
         """A decoder dialled. Its older link, if one stands, ends.
+
+        Args:
+            shards: what it is sent, in `wire`.
 
         Raises:
             Fenced: a link of this or a newer pairing stands.
@@ -201,7 +204,7 @@ class Generation:
         key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
         for older in replaced_by(key, self.links.keys()):
             self.links.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
-        link = LinkSender(key, self.number, self._shard, hello.window_bytes, self._worker.post, self._sent)
+        link = LinkSender(key, self.number, shards, wire, hello.window_bytes, self._worker.post, self._sent)
         self.links[key] = link
         metrics.LINKS_OPEN.set(len(self.links))
         return link

@@ -41,6 +41,13 @@ class StageIdentity:
     shard: Shard
     limits: Limits
     watchdog_seconds: float
+    sends: tuple[Shard, ...] = ()
+    """How it sends its shard where its heads leave in several; empty: whole."""
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """What it sends."""
+        return self.sends or (self.shard,)
 
     @property
     def incarnation(self) -> Incarnation:

@@ -6,7 +6,7 @@ Called by the generation (what was computed) and by the link's stream (what may 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.errors import Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, seal
-from kvmesh.kv.layout import Piece, Shard, plan_frames
+from kvmesh.kv.layout import Piece, Shard, WireName, payload_bytes, plan_shards
 from kvmesh.protocol.ids import Generation, PairingKey, RoomId
 from kvmesh.protocol.sending import Computed
 from kvmesh.v1 import prefill_pb2 as pb
@@ -34,22 +34,24 @@ class LinkSender:
         self,
         key: PairingKey,
         generation: Generation,
-        shard: Shard,
+        shards: Sequence[Shard],
+        wire: WireName,
         window_bytes: int,
         post: Callable[[CopyFrame], None],
         sent: Callable[[RoomId, int], None] = lambda _room, _bytes: None,
     ) -> None:
         """Args:
         key: the pairing.
-        shard: what this stage sends.
+        shards: what this stage sends: its layers, all of its heads in one shard or several.
+        wire: the format they travel in.
         window_bytes: bytes that may be in flight before the first credit.
         post: asks the worker for a frame.
-        sent: told of each frame that was written: its room, and bytes of KV.
+        sent: told of each frame that was written: its room, and bytes of KV as they stand in the pages.
         """
         self.key = key
         self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._generation = generation
-        self._shard = shard
+        self._shards, self._wire = shards, wire
         self._window = window_bytes
         self._post, self._sent = post, sent
         self._pending: deque[tuple[RoomId, Piece]] = deque()
@@ -66,7 +68,7 @@ class LinkSender:
         """Tokens of a room lie in their pages now."""
         if self._busy_since is None:
             self._busy_since = monotonic()
-        for piece in plan_frames(self._shard, span.begin, span.end):
+        for piece in plan_shards(self._shards, span.begin, span.end, wire=self._wire):
             self._pending.append((span.room, piece))
         self._ask()
 
@@ -88,7 +90,7 @@ class LinkSender:
                 self._busy_since = None
         else:
             asked = report.asked
-            self._outbox.put_nowait(_Outgoing(report.frame, asked.room, self._size(asked.piece)))
+            self._outbox.put_nowait(_Outgoing(report.frame, asked.room, self._kv_bytes(asked.piece)))
 
     def end(self, error: Exception) -> None:
         """Ends the link; its stream raises `error`. Repeated: nothing."""
@@ -137,5 +139,14 @@ class LinkSender:
             self._post(CopyFrame(self._generation, self.key, room, piece))
 
     def _size(self, piece: Piece) -> int:
+        """Bytes of payload, as they travel: what credit counts."""
+        return self._bytes_in(self._wire, piece)
+
+    def _kv_bytes(self, piece: Piece) -> int:
+        """Bytes in the pages."""
+        return self._bytes_in(self._shards[0].dtype, piece)
+
+    def _bytes_in(self, wire: WireName, piece: Piece) -> int:
         layers, tokens = piece.layer_end - piece.layer_begin, piece.token_end - piece.token_begin
-        return layers * tokens * self._shard.layer_bytes_per_token
+        head_begin, head_end = piece.heads or (0, 0)
+        return payload_bytes(wire, layers, head_end - head_begin, tokens, self._shards[0].head_dim)

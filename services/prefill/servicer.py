@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import grpc
 
-from kvmesh.descriptor import DTYPE_NAMES
+from kvmesh.descriptor import DTYPE_NAMES, KV_WIRE_NAMES, KV_WIRES
 from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, open_frame, seal
-from kvmesh.kv.layout import DTypeName, is_exact_cast
+from kvmesh.kv.layout import DTypeName, WireName, wire_between
 from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, RoomId, short
 from kvmesh.protocol.request import LOST_STEP
 from kvmesh.protocol.version import PROTOCOL_VERSION
@@ -156,10 +156,10 @@ class PrefillServicer(PrefillServiceServicer):
             if hello.to_incarnation != identity.incarnation:
                 raise Fenced("meant for another process")
             generation = life.require_serving(hello.generation)
-            _check_fit(hello, identity.descriptor, identity.shard.dtype)
-            link = generation.open_link(hello)
+            wire = _check_fit(hello, identity.descriptor, identity.shard.dtype)
+            link = generation.open_link(hello, identity.shards, wire)
             try:
-                await context.write(self._welcome(life))
+                await context.write(self._welcome(life, wire))
                 await race(
                     _read_credits(requests, link),
                     _write_frames(context, link),
@@ -169,16 +169,15 @@ class PrefillServicer(PrefillServiceServicer):
             finally:
                 generation.close_link(link)
 
-    def _welcome(self, life: LiveStage) -> bytes:
+    def _welcome(self, life: LiveStage, wire: WireName) -> bytes:
         identity, shard = life.identity, life.identity.shard
         payload = pb.LinkWelcome(
             protocol_version=PROTOCOL_VERSION,
             stage=identity.incarnation,
             rank=identity.rank,
             layers=types_pb2.LayerRange(begin=shard.layer_begin, end=shard.layer_end),
-            head_begin=shard.head_begin,
-            head_end=shard.head_end,
-            dtype=identity.descriptor.dtype,
+            heads=[types_pb2.HeadRange(begin=s.head_begin, end=s.head_end) for s in identity.shards],
+            kv_wire=KV_WIRES[wire],
         )
         return seal(FrameHeader(FrameKind.WELCOME), payload.SerializeToString())
 
@@ -284,9 +283,11 @@ def _hello(message: bytes) -> pb.LinkHello:
     return pb.LinkHello.FromString(bytes(payload))
 
 
-def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> None:
-    """Raises:
-    Misfit: the decoder can't take this stage's KV; both values are in the message.
+def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> WireName:
+    """The format in which the decoder is sent its KV.
+
+    Raises:
+        Misfit: the decoder can't take this stage's KV; both values are in the message.
     """
     if hello.protocol_version != PROTOCOL_VERSION:
         raise Misfit(f"protocol version: decoder {hello.protocol_version}, stage {PROTOCOL_VERSION}")
@@ -295,5 +296,6 @@ def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName)
         if getattr(other, name) != getattr(own, name):
             raise Misfit(f"{name}: decoder {getattr(other, name)}, stage {getattr(own, name)}")
     theirs = DTYPE_NAMES.get(other.dtype)
-    if theirs is None or not is_exact_cast(dtype, theirs):
-        raise Misfit(f"dtype: decoder {theirs}, stage {dtype}; the conversion would not be exact")
+    if theirs is None:
+        raise Misfit(f"dtype: decoder {other.dtype}, stage {dtype}")
+    return wire_between(dtype, theirs, KV_WIRE_NAMES.get(hello.kv_wire, str(hello.kv_wire)))

@@ -28,7 +28,7 @@ class Worker:
 
 
 def link(worker: Worker, window_bytes: int = 64 << 20) -> LinkSender:
-    return LinkSender(KEY, Generation(1), SHARD, window_bytes, worker.post)
+    return LinkSender(KEY, Generation(1), [SHARD], SHARD.dtype, window_bytes, worker.post)
 
 
 def size(asked: CopyFrame) -> int:

@@ -119,7 +119,7 @@ def hello() -> pb.LinkHello:
 
 async def test_a_pipeline_of_one_stage_tells_the_wait_with_the_first_token(room: int) -> None:
     stage = Rank0()
-    link = stage.generation.open_link(hello())
+    link = stage.generation.open_link(hello(), [SHARD], "fp32")
     stage.admit(room)
     await stage.compute(drawn=(room,))
     header, payload = open_frame(await link.next_message())
@@ -135,7 +135,7 @@ async def test_rank_0_tells_the_wait_to_the_ranks_behind_and_the_last_one_to_the
     await first.compute()
     message = first.generation.downstream.get_nowait()
     assert [w.queued.ToMilliseconds() for w in message.step.work] == [750]
-    link = last.generation.open_link(hello())
+    link = last.generation.open_link(hello(), [SHARD], "fp32")
     heard = step(0, admitted(room), work=((room, 0, PROMPT_LEN),))
     last.generation.report(done(first.generation.spans.told(heard), 7.0, 8.0, drawn=(room,)))
     _, payload = open_frame(await link.next_message())
