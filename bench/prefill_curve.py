@@ -15,7 +15,7 @@ from time import perf_counter
 
 import torch
 
-from kvmesh.kv.pool import TORCH_DTYPES
+from kvmesh.kv.wire import TORCH_DTYPES
 from kvmesh.model.runner import Runner, Span
 from kvmesh.model.source import resolve
 

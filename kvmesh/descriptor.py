@@ -1,16 +1,25 @@
 """What a member says of itself when it registers and pairs. Called where prefill and decode services are composed."""
 
 from kvmesh.errors import BadConfig
-from kvmesh.kv.layout import DTypeName
+from kvmesh.kv.layout import DTypeName, WireName
 from kvmesh.model.files import ModelFiles
 from kvmesh.protocol.version import PROTOCOL_VERSION
-from kvmesh.v1 import types_pb2
+from kvmesh.v1 import prefill_pb2, types_pb2
 
 DTYPES: dict[DTypeName, types_pb2.DType.ValueType] = {
     "fp32": types_pb2.DTYPE_FP32,
     "bf16": types_pb2.DTYPE_BF16,
     "fp16": types_pb2.DTYPE_FP16,
 }
+KV_WIRES: dict[WireName, prefill_pb2.KvWire.ValueType] = {
+    "fp32": prefill_pb2.KV_WIRE_FP32,
+    "bf16": prefill_pb2.KV_WIRE_BF16,
+    "fp16": prefill_pb2.KV_WIRE_FP16,
+    "int8": prefill_pb2.KV_WIRE_INT8,
+    "fp8": prefill_pb2.KV_WIRE_FP8,
+}
+KV_WIRE_NAMES: dict[int, str] = {prefill_pb2.KV_WIRE_UNSPECIFIED: "auto", **{code: n for n, code in KV_WIRES.items()}}
+"""As the settings name them; a peer may send a code that is not here."""
 DTYPE_NAMES: dict[types_pb2.DType.ValueType, DTypeName] = {code: name for name, code in DTYPES.items()}
 
 

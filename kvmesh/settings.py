@@ -27,10 +27,10 @@ T = TypeVar("T")
 KNOWN_FIELDS = frozenset(
     """
     advertise assign_wait_seconds bootstrap cache_dir connection_seconds device drain_seconds dtype grace_seconds
-    health_listen heartbeat_seconds in_flight_mib layers lease_seconds listen log_level max_attempts max_running_rooms
-    max_tokens max_waiting_rooms metrics_listen model model_name num_pages page_size pipeline pp_size rank replicas
-    request_seconds shared_mib state_dir step_tokens threads tls_ca tls_cert tls_key tls_name watchdog_seconds
-    window_mib
+    health_listen heartbeat_seconds in_flight_mib kv_wire layers lease_seconds listen log_level max_attempts
+    max_running_rooms max_tokens max_waiting_rooms metrics_listen model model_name num_pages page_size pipeline pp_size
+    rank replicas request_seconds shared_mib state_dir step_tokens threads tls_ca tls_cert tls_key tls_name
+    watchdog_seconds window_mib
     """.split()  # noqa: SIM905  # one name a line would be a page
 )
 """Fields of any service: one environment may configure several, each takes its own. A test keeps the list true."""

@@ -21,7 +21,7 @@ class OpenRoom:
 
     room: RoomId
     pairing: PairingNumber
-    shards: dict[Rank, ShardSpan]
+    shards: dict[Rank, tuple[ShardSpan, ...]]
     pages: tuple[PageId, ...]
     call: Generate
 

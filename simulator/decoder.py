@@ -128,7 +128,7 @@ class DecoderProcess(Process):
             pair, rank = self.links[stream.number]
             match message:
                 case Welcome(_, shard):
-                    self._follow(pair, pair.machine.linked(rank, shard))
+                    self._follow(pair, pair.machine.linked(rank, [shard]))
                 case Opened():
                     self._follow(pair, pair.machine.control_opened())
                 case Frame() | FirstToken():

@@ -91,11 +91,11 @@ class LinkSource(End):
 
     async def _serve(self, requests: AsyncIterator[bytes], context: RawContext) -> None:
         hello = pb.LinkHello.FromString(bytes(open_frame(await anext(requests))[1]))
-        segment = join_segment(hello, SHARD)
+        segment = join_segment(hello, [SHARD])
         carrier = OnStream(WINDOW_BYTES) if segment is None else InSegment(segment)
         welcome = pb.LinkWelcome(in_segment=segment is not None)
         await context.write(seal(FrameHeader(FrameKind.WELCOME), welcome.SerializeToString()))
-        link = LinkSender(KEY, Generation(1), SHARD, carrier, self._copier.post, self._sent)
+        link = LinkSender(KEY, Generation(1), [SHARD], SHARD.dtype, carrier, self._copier.post, self._sent)
         self._link.set_result(link)
         try:
             await race(_read_credits(requests, link), _write_frames(context, link), _raise_when_cut(link))

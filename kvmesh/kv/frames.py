@@ -1,13 +1,16 @@
 """The bytes of one message on a KV link: a fixed 64-byte header, little-endian, then the payload.
 
-    offset  0  magic "KVMF"      4  version u8     5  kind u8         6  dtype u8 (0 none, 1 fp32, 2 bf16, 3 fp16)
+    offset  0  magic "KVMF"      4  version u8     5  kind u8         6  dtype u8 (0 none, 1 fp32, 2 bf16, 3 fp16,
+                                                             4 int8, 5 fp8: e4m3)
             8  checksum u64     16  room u64      24  pairing u64
            32  layer_begin u16  34  layer_end     36  head_begin      38  head_end      (all u16)
-           40  token_begin u32  44  token_end u32 48  head_dim u16
+           40  token_begin u32  44  token_end u32 48  head_dim u16        50  block_tokens u16
            52  payload_bytes u32                  56  credit_bytes u32                  (the rest is 0)
 
 The checksum is XXH3-64 over header (its own field as 0) and payload. A KV payload is [layers, 2 (K, V), heads, tokens,
-head_dim], row-major. Links seal and open frames here, the pool fills them; torch-free, knows no stream and no page.
+head_dim], row-major; in a quantised one the scales stand first, fp32 [layers, 2, heads, blocks], one for each block_tokens
+tokens of the frame, the last block perhaps shorter. Elsewhere block_tokens is 0. Links seal and open frames here, the pool
+fills them; torch-free, knows no stream and no page.
 """
 
 import ctypes
@@ -19,18 +22,18 @@ from typing import NamedTuple
 
 from kvmesh.errors import Corrupt
 from kvmesh.kv.checksum import checksum
-from kvmesh.kv.layout import DTYPE_BYTES, DTypeName
+from kvmesh.kv.layout import WireName, is_quantised, payload_bytes
 
 HEADER_BYTES = 64
 MAGIC = b"KVMF"
-VERSION = 1
+VERSION = 2
 
-_HEADER = struct.Struct("<4sBBBxQQQHHHHIIHxxIIxxxx")
+_HEADER = struct.Struct("<4sBBBxQQQHHHHIIHHIIxxxx")
 _KIND = 5
 _CHECKSUM = slice(8, 16)
 _HANDLE = struct.Struct("<II")
-_DTYPE_CODES: dict[DTypeName, int] = {"fp32": 1, "bf16": 2, "fp16": 3}
-_DTYPE_NAMES: dict[int, DTypeName | None] = {0: None, **{code: name for name, code in _DTYPE_CODES.items()}}
+_DTYPE_CODES: dict[WireName, int] = {"fp32": 1, "bf16": 2, "fp16": 3, "int8": 4, "fp8": 5}
+_DTYPE_NAMES: dict[int, WireName | None] = {0: None, **{code: name for name, code in _DTYPE_CODES.items()}}
 # Where CPython keeps the contents of a bytes object; the 1 is its final NUL.
 _BYTES_DATA_OFFSET = bytes.__basicsize__ - 1
 
@@ -69,9 +72,11 @@ class FrameHeader:
     token_begin: int = 0
     token_end: int = 0
     head_dim: int = 0
-    dtype: DTypeName | None = None
+    dtype: WireName | None = None
     payload_bytes: int = 0
     credit_bytes: int = 0
+    block_tokens: int = 0
+    """Tokens of a head that share a scale; 0 where the KV is not quantised."""
 
     @property
     def kv_shape(self) -> tuple[int, int, int, int, int]:
@@ -86,9 +91,15 @@ class FrameHeader:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that a KV payload of this shape and dtype has; 0 without a dtype."""
-        layers, two, heads, tokens, head_dim = self.kv_shape
-        return layers * two * heads * tokens * head_dim * (DTYPE_BYTES[self.dtype] if self.dtype else 0)
+        """Bytes that a KV payload of this shape and dtype has, scales included; 0 without a dtype."""
+        layers, _, heads, tokens, head_dim = self.kv_shape
+        return payload_bytes(self.dtype, layers, heads, tokens, head_dim, self.block_tokens or 1) if self.dtype else 0
+
+    @property
+    def is_kv(self) -> bool:
+        """Whether shape, dtype, block and length agree, as those of every KV frame must."""
+        fits = min(self.kv_shape) > 0 and self.kv_bytes == self.payload_bytes
+        return fits and is_quantised(self.dtype) == (self.block_tokens > 0)
 
 
 def allocate(payload_bytes: int) -> tuple[bytes, memoryview]:
@@ -135,6 +146,7 @@ def seal_into(buffer: memoryview, header: FrameHeader) -> None:
         header.token_begin,
         header.token_end,
         header.head_dim,
+        header.block_tokens,
         len(buffer) - HEADER_BYTES,
         header.credit_bytes,
     )
@@ -216,7 +228,7 @@ def _header(kind: int, dtype: int, fields: list[int], payload_bytes: int, credit
     """The header of a message whose checksum holds; raises Corrupt when its fields make no sense."""
     if kind not in _KINDS or dtype not in _DTYPE_NAMES:
         raise Corrupt(f"frame of unknown kind {kind} or dtype {dtype}", reason="frame")
-    room, pairing, layer_begin, layer_end, head_begin, head_end, token_begin, token_end, head_dim = fields
+    room, pairing, layer_begin, layer_end, head_begin, head_end, token_begin, token_end, head_dim, block = fields
     header = FrameHeader(
         kind=FrameKind(kind),
         room=room,
@@ -231,8 +243,9 @@ def _header(kind: int, dtype: int, fields: list[int], payload_bytes: int, credit
         dtype=_DTYPE_NAMES[dtype],
         payload_bytes=payload_bytes,
         credit_bytes=credit_bytes,
+        block_tokens=block,
     )
-    if header.kind is FrameKind.KV and (min(header.kv_shape) <= 0 or header.kv_bytes != payload_bytes):
+    if header.kind is FrameKind.KV and not header.is_kv:
         raise Corrupt(f"KV frame of shape {header.kv_shape} with {payload_bytes} bytes of payload", reason="frame")
     return header
 

@@ -6,7 +6,9 @@ plans with `plan_frames` what it sends. Nothing here knows a room, a link or a t
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
+
+from kvmesh.errors import Misfit
 
 DTypeName = Literal["fp32", "bf16", "fp16"]
 """Number formats of weights, activations and KV."""
@@ -14,13 +16,53 @@ DTypeName = Literal["fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[DTypeName, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Width of one number; the keys are all formats there are."""
 
+WireName = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
+"""Formats in which KV travels: those of memory, and two that are quantised (`kvmesh.kv.wire`)."""
+
+WIRE_BYTES: dict[WireName, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+"""Width of one number in a frame; the keys are all formats there are."""
+
+SCALE_BYTES = 4
+"""A scale is fp32."""
+
+BLOCK_TOKENS = 1
+"""Tokens of one head that share a scale where this build quantises: docs/kv-wire.md has the choice. A frame says its own."""
+
 FRAME_BYTES = 1 << 20
 """Payload a KV frame aims at: gRPC is fastest at 1 to 2 MiB, larger frames leave the cache."""
 
 
-def is_exact_cast(source: DTypeName, target: DTypeName) -> bool:
-    """Whether every number of `source` keeps its value in `target`: the same format, or into fp32."""
-    return source == target or target == "fp32"
+def is_wire(name: str) -> TypeGuard[WireName]:
+    """Whether `name` is a format in which KV can travel."""
+    return name in WIRE_BYTES
+
+
+def is_dtype(wire: str) -> TypeGuard[DTypeName]:
+    """Whether `wire` is a format of memory, too."""
+    return wire in DTYPE_BYTES
+
+
+def is_quantised(wire: WireName | None) -> bool:
+    """Whether a format travels with scales."""
+    return wire in ("int8", "fp8")
+
+
+def wire_between(stage: DTypeName, decoder: DTypeName, asked: str = "auto") -> WireName:
+    """What a stage sends a decoder: the quantised format the decoder asks for, else the narrower of the two formats.
+
+    Of two that are equally wide the stage's own, so that it copies and the decoder casts.
+
+    Args:
+        asked: the decoder's `kv_wire`: "auto", "int8" or "fp8".
+
+    Raises:
+        Misfit: it asks for anything else.
+    """
+    if asked == "auto":
+        return decoder if DTYPE_BYTES[decoder] < DTYPE_BYTES[stage] else stage
+    if not is_wire(asked) or not is_quantised(asked):
+        raise Misfit(f"kv_wire: decoder asks for {asked}, stage sends auto, int8 or fp8")
+    return asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +98,42 @@ class Shard:
 
 
 class Piece(NamedTuple):
-    """What one frame carries of a shard: layers [layer_begin, layer_end) of tokens [token_begin, token_end)."""
+    """What one frame carries: layers [layer_begin, layer_end) of tokens [token_begin, token_end), of some heads."""
 
     layer_begin: int
     layer_end: int
     token_begin: int
     token_end: int
+    heads: tuple[int, int] | None = None
+    """KV heads, half-open; None: all that the pool holds."""
+    wire: WireName | None = None
+    """Format it travels in; None: the pool's own."""
 
 
-def tokens_per_frame(shard: Shard, frame_bytes: int = FRAME_BYTES) -> int:
+def payload_bytes(
+    wire: WireName,
+    num_layers: int,
+    num_heads: int,
+    num_tokens: int,
+    head_dim: int,
+    block_tokens: int = BLOCK_TOKENS,
+) -> int:
+    """Bytes of a KV payload: the numbers and, where the format is quantised, a scale for each block of each head."""
+    rows = num_layers * 2 * num_heads
+    num_scales = -(-num_tokens // block_tokens) if is_quantised(wire) else 0
+    return rows * (num_tokens * head_dim * WIRE_BYTES[wire] + num_scales * SCALE_BYTES)
+
+
+def tokens_per_frame(shard: Shard, frame_bytes: int = FRAME_BYTES, wire: WireName | None = None) -> int:
     """Tokens of one layer that fit a frame of `frame_bytes`, at least 1."""
-    return max(1, frame_bytes // shard.layer_bytes_per_token)
+    form = wire or shard.dtype
+    block = BLOCK_TOKENS if is_quantised(form) else 1
+    block_bytes = payload_bytes(form, 1, shard.num_heads, block, shard.head_dim)
+    blocks, rest = divmod(frame_bytes, block_bytes)
+    # What is left over holds part of a block, whose scale is as large as a whole one's.
+    rest -= 2 * shard.num_heads * SCALE_BYTES if is_quantised(form) else 0
+    token_bytes = 2 * shard.num_heads * shard.head_dim * WIRE_BYTES[form]
+    return max(1, blocks * block + max(0, rest) // token_bytes)
 
 
 def layers_per_frame(shard: Shard, num_tokens: int, frame_bytes: int = FRAME_BYTES) -> int:
@@ -74,24 +141,43 @@ def layers_per_frame(shard: Shard, num_tokens: int, frame_bytes: int = FRAME_BYT
     return max(1, frame_bytes // (num_tokens * shard.layer_bytes_per_token))
 
 
-def plan_frames(shard: Shard, token_begin: int, token_end: int, frame_bytes: int = FRAME_BYTES) -> list[Piece]:
+def plan_frames(
+    shard: Shard, token_begin: int, token_end: int, frame_bytes: int = FRAME_BYTES, wire: WireName | None = None
+) -> list[Piece]:
     """Cut [token_begin, token_end) of `shard` into pieces of at most `frame_bytes` (one token of one layer at least).
 
     As many layers as fit go into one piece; the tokens of a layer are split only when one layer alone is too large.
     The pieces tile layers x tokens exactly, by layer first, so they can be sent in the order the layers are computed.
+
+    Args:
+        frame_bytes: payload as it travels, scales included.
+        wire: format it travels in; None: the shard's.
     """
     num_tokens = token_end - token_begin
     if num_tokens <= 0 or shard.num_layers <= 0:
         return []
-    layers = layers_per_frame(shard, num_tokens, frame_bytes)
+    form, heads = wire or shard.dtype, (shard.head_begin, shard.head_end)
+    layers = max(1, frame_bytes // payload_bytes(form, 1, shard.num_heads, num_tokens, shard.head_dim))
     # Equal shares, so that no sliver of a frame is left over.
-    num_splits = -(-num_tokens // tokens_per_frame(shard, frame_bytes)) if layers == 1 else 1
+    num_splits = -(-num_tokens // tokens_per_frame(shard, frame_bytes, form)) if layers == 1 else 1
     tokens = -(-num_tokens // num_splits)
     return [
-        Piece(layer, min(layer + layers, shard.layer_end), token, min(token + tokens, token_end))
+        Piece(layer, min(layer + layers, shard.layer_end), token, min(token + tokens, token_end), heads, form)
         for layer in range(shard.layer_begin, shard.layer_end, layers)
         for token in range(token_begin, token_end, tokens)
     ]
+
+
+def plan_shards(
+    shards: Sequence[Shard],
+    token_begin: int,
+    token_end: int,
+    frame_bytes: int = FRAME_BYTES,
+    wire: WireName | None = None,
+) -> list[Piece]:
+    """`plan_frames` of all the shards that one stage sends, those of early layers first."""
+    pieces = [p for shard in shards for p in plan_frames(shard, token_begin, token_end, frame_bytes, wire)]
+    return sorted(pieces, key=lambda piece: piece.layer_end)
 
 
 class Run(NamedTuple):

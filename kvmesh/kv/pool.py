@@ -2,21 +2,34 @@
 
 The worker thread that runs the model owns a pool; nothing else touches one. A pool knows no room and no allocator: it is
 told page ids. One tensor, [L, 2 (K, V), H, P * S, D]: slot = page * S + offset, so adjacent pages are adjacent slots and
-a room in a contiguous run is read as a view, and a frame is one strided copy.
+a room in a contiguous run is read as a view, and a frame is one strided copy. What travels may be of another format than
+the pool (`wire`): then the copy goes through a tensor of one frame, which stays in the cache.
 """
 
-import ctypes
 from collections.abc import Sequence
+from math import prod
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvmesh.errors import BadConfig, Misfit
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, allocate, seal_into
-from kvmesh.kv.layout import DTYPE_BYTES, DTypeName, Piece, Shard, is_exact_cast, runs
-
-TORCH_DTYPES: dict[DTypeName, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from kvmesh.kv.host import HostPages, reserve
+from kvmesh.kv.layout import (
+    BLOCK_TOKENS,
+    DTYPE_BYTES,
+    DTypeName,
+    Piece,
+    Shard,
+    WireName,
+    is_quantised,
+    payload_bytes,
+    runs,
+)
+from kvmesh.kv.wire import TORCH_DTYPES, decode, encode, readable
 
 
 class PagePool:
@@ -43,10 +56,17 @@ class PagePool:
         self.page_size = page_size
         self.num_pages = num_pages
         shape = (self.shard.num_layers, 2, num_kv_heads, num_pages * page_size, head_dim)
+        self._copies: _Copies
         try:
-            # Not cleared: nobody reads a slot before its token was written, and clearing would touch all of it.
-            self.slots = torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device)
-        except RuntimeError:
+            if torch.device(device).type == "cpu":
+                memory = reserve(prod(shape) * DTYPE_BYTES[dtype])
+                self.slots = torch.frombuffer(memory, dtype=TORCH_DTYPES[dtype]).view(shape)
+                self._copies = HostPages(memory, shape[:3], page_size, head_dim * DTYPE_BYTES[dtype])
+            else:
+                # Not cleared: nobody reads a slot before its token was written.
+                self.slots = torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device)
+                self._copies = _DevicePages(self.slots, page_size)
+        except (RuntimeError, OSError, OverflowError):
             size = num_pages * page_size * self.shard.bytes_per_token / 2**30
             raise BadConfig(f"no memory for {num_pages} pages of {page_size} tokens ({size:.1f} GiB)") from None
 
@@ -63,12 +83,53 @@ class PagePool:
         return self.kv(layer)[1]
 
     def frame_bytes(self, piece: Piece) -> int:
-        """Bytes of a sealed frame of `piece`, header included."""
-        tokens = piece.token_end - piece.token_begin
-        return HEADER_BYTES + (piece.layer_end - piece.layer_begin) * tokens * self.shard.layer_bytes_per_token
+        """Length of the frame of a piece: header and payload."""
+        heads, wire = self._sent(piece)
+        layers, tokens = piece.layer_end - piece.layer_begin, piece.token_end - piece.token_begin
+        return HEADER_BYTES + payload_bytes(wire, layers, heads[1] - heads[0], tokens, self.shard.head_dim)
+
+    def seal_frame(self, into: memoryview, pages: Sequence[int], piece: Piece, *, room: int, pairing: int) -> int:
+        """Write the sealed KV frame of `piece` of the room in `pages`, header and payload, and return its length.
+
+        Args:
+            into: writable bytes, at least `frame_bytes(piece)`; what lies behind the frame is left as it was.
+
+        Raises:
+            IndexError: the piece lies outside the pool or the pages given, or `into` is too short.
+        """
+        shard, (heads, wire), size = self.shard, self._sent(piece), self.frame_bytes(piece)
+        if not shard.layer_begin <= piece.layer_begin < piece.layer_end <= shard.layer_end:
+            raise IndexError(f"{piece} is outside the pool's layers [{shard.layer_begin}, {shard.layer_end})")
+        if not shard.head_begin <= heads[0] < heads[1] <= shard.head_end:
+            raise IndexError(f"{piece} is outside the pool's heads [{shard.head_begin}, {shard.head_end})")
+        if len(into) < size:
+            raise IndexError(f"a frame of {size} bytes does not fit {len(into)}")
+        header = FrameHeader(
+            kind=FrameKind.KV,
+            room=room,
+            pairing=pairing,
+            layer_begin=piece.layer_begin,
+            layer_end=piece.layer_end,
+            head_begin=heads[0],
+            head_end=heads[1],
+            token_begin=piece.token_begin,
+            token_end=piece.token_end,
+            head_dim=shard.head_dim,
+            dtype=wire,
+            block_tokens=BLOCK_TOKENS if is_quantised(wire) else 0,
+        )
+        layers, payload = self._layers(header), into[HEADER_BYTES:size]
+        if wire == shard.dtype:
+            self._copies.read(payload, pages, layers, slice(*heads), piece.token_begin, piece.token_end)
+        else:
+            values = torch.empty(header.kv_shape, dtype=self.slots.dtype)
+            self._copies.read(_bytes_of(values), pages, layers, slice(*heads), piece.token_begin, piece.token_end)
+            encode(values, wire, payload, BLOCK_TOKENS)
+        seal_into(into[:size], header)
+        return size
 
     def frame(self, pages: Sequence[int], piece: Piece, *, room: int, pairing: int) -> bytes:
-        """A sealed KV frame of `piece` of the room in `pages`: header and payload in one allocation, one copy.
+        """The same frame in bytes of its own.
 
         Raises:
             IndexError: the piece lies outside the pool or the pages given.
@@ -77,63 +138,32 @@ class PagePool:
         self.seal_frame(view, pages, piece, room=room, pairing=pairing)
         return message
 
-    def seal_frame(self, into: memoryview, pages: Sequence[int], piece: Piece, *, room: int, pairing: int) -> int:
-        """Copies and seals that frame into the beginning of `into`, a writable buffer; returns its length in bytes.
-
-        Raises:
-            IndexError: the piece lies outside the pool or the pages given, or `into` is too small.
-        """
-        shard, size = self.shard, self.frame_bytes(piece)
-        if size > len(into):
-            raise IndexError(f"a frame of {size} bytes for a buffer of {len(into)}")
-        if not shard.layer_begin <= piece.layer_begin < piece.layer_end <= shard.layer_end:
-            raise IndexError(f"{piece} is outside the pool's layers [{shard.layer_begin}, {shard.layer_end})")
-        source = self.slots[piece.layer_begin - shard.layer_begin : piece.layer_end - shard.layer_begin]
-        num_tokens = piece.token_end - piece.token_begin
-        shape = (source.shape[0], 2, shard.num_heads, num_tokens, shard.head_dim)
-        count = source.shape[0] * 2 * shard.num_heads * num_tokens * shard.head_dim
-        target = torch.frombuffer(into, dtype=self.slots.dtype, offset=HEADER_BYTES, count=count).view(shape)
-        for slot, token, n in runs(pages, self.page_size, piece.token_begin, piece.token_end):
-            offset = token - piece.token_begin
-            target[:, :, :, offset : offset + n].copy_(source[:, :, :, slot : slot + n])
-        seal_into(
-            into[:size],
-            FrameHeader(
-                kind=FrameKind.KV,
-                room=room,
-                pairing=pairing,
-                layer_begin=piece.layer_begin,
-                layer_end=piece.layer_end,
-                head_begin=shard.head_begin,
-                head_end=shard.head_end,
-                token_begin=piece.token_begin,
-                token_end=piece.token_end,
-                head_dim=shard.head_dim,
-                dtype=shard.dtype,
-            ),
-        )
-        return size
-
     def write(self, pages: Sequence[int], header: FrameHeader, payload: memoryview) -> None:
-        """Write the payload of an opened KV frame into the pages of its room, casting where that is exact.
+        """Write the payload of an opened KV frame into the pages of its room, in the pool's format.
 
         Nothing is written unless all of it can be.
 
         Raises:
-            Misfit: layers, heads, head width or dtype do not fit this pool, or the tokens lie outside the pages.
+            Misfit: layers, heads or head width do not fit this pool, or the tokens lie outside the pages.
         """
         self._check_fit(pages, header)
-        source = _as_tensor(payload, header).view(header.kv_shape)
-        layers = slice(header.layer_begin - self.shard.layer_begin, header.layer_end - self.shard.layer_begin)
-        heads = slice(header.head_begin, header.head_end)
-        for slot, token, count in runs(pages, self.page_size, header.token_begin, header.token_end):
-            offset = token - header.token_begin
-            self.slots[layers, :, heads, slot : slot + count].copy_(source[:, :, :, offset : offset + count])
+        layers, heads = self._layers(header), slice(header.head_begin, header.head_end)
+        if header.dtype is not None and header.dtype != self.shard.dtype:
+            values = decode(payload, header.dtype, header.kv_shape, header.block_tokens, self.shard.dtype)
+            payload = _bytes_of(values)
+        self._copies.write(payload, pages, layers, heads, header.token_begin, header.token_end)
+
+    def _sent(self, piece: Piece) -> tuple[tuple[int, int], WireName]:
+        """Heads and format of a piece."""
+        return piece.heads or (self.shard.head_begin, self.shard.head_end), piece.wire or self.shard.dtype
+
+    def _layers(self, header: FrameHeader) -> slice:
+        return slice(header.layer_begin - self.shard.layer_begin, header.layer_end - self.shard.layer_begin)
 
     def _check_fit(self, pages: Sequence[int], header: FrameHeader) -> None:
         shard = self.shard
-        if header.dtype is None or not is_exact_cast(header.dtype, shard.dtype):
-            raise Misfit(f"KV in {header.dtype} has no exact form in this pool's {shard.dtype}")
+        if header.dtype is None:
+            raise Misfit("a message without KV")
         if header.head_dim != shard.head_dim:
             raise Misfit(f"KV with head_dim {header.head_dim} for a pool with {shard.head_dim}")
         if not shard.layer_begin <= header.layer_begin < header.layer_end <= shard.layer_end:
@@ -148,11 +178,51 @@ class PagePool:
             raise Misfit(f"KV of tokens [{header.token_begin}, {header.token_end}) for a room with {capacity} slots")
 
 
-def _as_tensor(payload: memoryview, header: FrameHeader) -> Tensor:
-    """The payload as a flat tensor that shares its memory; valid while the payload is."""
-    # torch warns of read-only buffers and bytes are read-only; the address is taken by hand because nothing writes here.
-    address = np.frombuffer(payload, dtype=np.uint8).ctypes.data
-    dtype = header.dtype or "fp32"
-    count = len(payload) // DTYPE_BYTES[dtype]
-    buffer = (ctypes.c_char * len(payload)).from_address(address)
-    return torch.frombuffer(buffer, dtype=TORCH_DTYPES[dtype], count=count)
+class _Copies(Protocol):
+    """Bytes of tokens out of pages, and into them: see `HostPages`."""
+
+    def read(
+        self, into: memoryview, pages: Sequence[int], layers: slice, heads: slice, token_begin: int, token_end: int
+    ) -> None: ...
+
+    def write(
+        self, source: memoryview, pages: Sequence[int], layers: slice, heads: slice, token_begin: int, token_end: int
+    ) -> None: ...
+
+
+class _DevicePages:
+    """The same for memory of another device, by torch, run by run."""
+
+    def __init__(self, slots: Tensor, page_size: int) -> None:
+        """Args:
+        slots: [L, 2, H, P * S, D].
+        """
+        self._slots, self._page_size = slots, page_size
+
+    def read(
+        self, into: memoryview, pages: Sequence[int], layers: slice, heads: slice, token_begin: int, token_end: int
+    ) -> None:
+        source, target = self._both(into, layers, heads, token_end - token_begin)
+        for slot, token, count in runs(pages, self._page_size, token_begin, token_end):
+            at = token - token_begin
+            target[:, :, :, at : at + count].copy_(source[:, :, :, slot : slot + count])
+
+    def write(
+        self, source: memoryview, pages: Sequence[int], layers: slice, heads: slice, token_begin: int, token_end: int
+    ) -> None:
+        target, given = self._both(readable(source), layers, heads, token_end - token_begin)
+        for slot, token, count in runs(pages, self._page_size, token_begin, token_end):
+            at = token - token_begin
+            target[:, :, :, slot : slot + count].copy_(given[:, :, :, at : at + count])
+
+    def _both(self, payload: memoryview, layers: slice, heads: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """The slots of layers and heads, and the payload as [L, 2, H, T, D]; views."""
+        slots = self._slots[layers, :, heads]
+        flat = torch.frombuffer(payload, dtype=slots.dtype)
+        return slots, flat.view(*slots.shape[:3], num_tokens, slots.shape[4])
+
+
+def _bytes_of(values: Tensor) -> memoryview:
+    """The memory of a tensor without gaps on the CPU."""
+    numbers: NDArray[np.uint8] = values.view(-1).view(torch.uint8).numpy()
+    return numbers.data

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvmesh.kv.layout import DTypeName
-from kvmesh.kv.pool import TORCH_DTYPES, PagePool
+from kvmesh.kv.pool import PagePool
+from kvmesh.kv.wire import TORCH_DTYPES
 from kvmesh.model.attention import Rotary, Span, plan_batch
 from kvmesh.model.config import ModelConfig
 from kvmesh.model.files import ModelFiles

@@ -1,11 +1,12 @@
 """What of a room's KV has arrived: the decoder's completion by plan.
 
 Every stage of a pairing sends [cached_len, prompt_len) of its shard exactly once, in pieces of its choice and in any order
-across stages. Coverage counts them per shard and layer. Called by the decoder's worker, at the write.
+across stages. A stage may send its heads in several shards, each of which is planned. Coverage counts them per shard and
+layer. Called by the decoder's worker, at the write.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,7 +16,7 @@ from kvmesh.protocol.ids import Rank
 
 @dataclass(frozen=True, slots=True)
 class ShardSpan:
-    """Layers × KV heads that one stage sends; half-open ranges of global ids."""
+    """Layers × KV heads: a shard that one stage sends, or a part of its layers; half-open ranges of global ids."""
 
     layer_begin: int
     layer_end: int
@@ -87,15 +88,17 @@ class Spans:
 class Coverage:
     """The plan of one room and what of it has arrived."""
 
-    def __init__(self, shards: dict[Rank, ShardSpan], begin: int, end: int) -> None:
+    def __init__(self, shards: Mapping[Rank, Sequence[ShardSpan]], begin: int, end: int) -> None:
         """Args:
-        shards: what each stage of the pairing sends.
+        shards: what each stage of the pairing sends; no two of one stage overlap.
         begin, end: token range of the plan: [cached_len, prompt_len).
         """
         self.begin, self.end = begin, end
-        self._shards = shards
-        self._layers = {rank: [Spans() for _ in range(s.layer_begin, s.layer_end)] for rank, s in shards.items()}
-        self._missing = sum(len(layers) for layers in self._layers.values()) * (end - begin)
+        self._shards = {
+            rank: [(s, [Spans() for _ in range(s.layer_begin, s.layer_end)]) for s in own]
+            for rank, own in shards.items()
+        }
+        self._missing = sum(len(layers) for own in self._shards.values() for _, layers in own) * (end - begin)
         self.repeats = 0
 
     @property
@@ -107,22 +110,18 @@ class Coverage:
         """Judges a piece; one that is new counts as arrived from here on, so the caller writes it.
 
         Raises:
-            Corrupt: it lies outside the plan or the stage's shard, or overlaps in part what came before.
+            Corrupt: it lies outside the plan or the stage's shards, or overlaps in part what came before.
         """
-        shard = self._shards.get(rank)
-        if shard is None:
+        if rank not in self._shards:
             raise Corrupt(f"rank {rank} has no shard in this pairing", reason="outside_plan")
-        if not (
-            shard.layer_begin <= piece.layer_begin < piece.layer_end <= shard.layer_end
-            and (piece.head_begin, piece.head_end) == (shard.head_begin, shard.head_end)
-            and self.begin <= token_begin < token_end <= self.end
-        ):
+        layers = self._planned(rank, piece) if self.begin <= token_begin < token_end <= self.end else []
+        if not layers:
+            planned = ", ".join(_named(shard) for shard, _ in self._shards[rank])
             raise Corrupt(
-                f"rank {rank} sent layers [{piece.layer_begin}, {piece.layer_end}) tokens [{token_begin}, {token_end}), "
-                f"outside its plan of layers [{shard.layer_begin}, {shard.layer_end}) tokens [{self.begin}, {self.end})",
+                f"rank {rank} sent {_named(piece)} tokens [{token_begin}, {token_end}), "
+                f"outside its plan of {planned} tokens [{self.begin}, {self.end})",
                 reason="outside_plan",
             )
-        layers = self._layers[rank][piece.layer_begin - shard.layer_begin : piece.layer_end - shard.layer_begin]
         there = sum(spans.overlap(token_begin, token_end) for spans in layers)
         size = len(layers) * (token_end - token_begin)
         if there == size:
@@ -136,3 +135,16 @@ class Coverage:
             spans.add(token_begin, token_end)
         self._missing -= size
         return Arrival.NEW
+
+    def _planned(self, rank: Rank, piece: ShardSpan) -> list[Spans]:
+        """The layers of a piece within the one shard whose heads are the piece's; empty: it lies in none."""
+        for shard, layers in self._shards[rank]:
+            if (piece.head_begin, piece.head_end) != (shard.head_begin, shard.head_end):
+                continue
+            if shard.layer_begin <= piece.layer_begin < piece.layer_end <= shard.layer_end:
+                return layers[piece.layer_begin - shard.layer_begin : piece.layer_end - shard.layer_begin]
+        return []
+
+
+def _named(span: ShardSpan) -> str:
+    return f"layers [{span.layer_begin}, {span.layer_end}) heads [{span.head_begin}, {span.head_end})"

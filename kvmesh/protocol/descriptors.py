@@ -1,7 +1,7 @@
 """What members of one mesh must have in common, and how a misfit is told: with both values.
 
 Called when a member registers, by the roster (among the stages of a pipeline) and the registry (across the mesh). Between a
-pipeline and a decoder dtype and pages may differ: those two settle it when they pair.
+pipeline and a decoder dtype and pages may differ as they like: the stages convert what they send.
 """
 
 from collections.abc import Iterable

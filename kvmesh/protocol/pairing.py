@@ -4,6 +4,7 @@ Whole or absent. The ranks above 0 are linked in parallel, rank 0 only when all 
 last. Called by the decoder's event loop, which carries out the actions. Knows no stream.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -71,7 +72,7 @@ class Pairing:
     num_layers: int
     num_heads: int
     state: PairingState = PairingState.NEW
-    shards: dict[Rank, ShardSpan] = field(default_factory=dict)
+    shards: dict[Rank, tuple[ShardSpan, ...]] = field(default_factory=dict)
 
     @property
     def tail(self) -> list[Rank]:
@@ -85,15 +86,15 @@ class Pairing:
             return asks
         return self._step(PairingEvent.TAIL_LINKED)
 
-    def linked(self, rank: Rank, shard: ShardSpan) -> list[Ask]:
-        """A stage answered; its shard is what it will send.
+    def linked(self, rank: Rank, shards: Iterable[ShardSpan]) -> list[Ask]:
+        """A stage answered; the shards are what it will send.
 
         Raises:
             Misfit: the last answer is in and the shards do not tile the model.
         """
-        self.shards[rank] = shard
+        self.shards[rank] = tuple(shards)
         if rank == 0:
-            check_tiling(list(self.shards.values()), self.num_layers, self.num_heads)
+            check_tiling([s for own in self.shards.values() for s in own], self.num_layers, self.num_heads)
             return self._step(PairingEvent.HEAD_LINKED)
         if all(r in self.shards for r in self.tail):
             return self._step(PairingEvent.TAIL_LINKED)

@@ -4,7 +4,7 @@ Rooms open and close and frames come in one order; a frame is fenced by its room
 decoder's worker, which writes the pages, and by the simulator. Touches no page itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -57,7 +57,7 @@ class Receiving:
         self,
         room: RoomId,
         pairing: PairingNumber,
-        shards: dict[Rank, ShardSpan],
+        shards: Mapping[Rank, Sequence[ShardSpan]],
         pages: tuple[PageId, ...],
         *,
         begin: int,

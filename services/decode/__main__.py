@@ -56,6 +56,7 @@ def make(settings: DecodeSettings, life: Life) -> Decoder:
         shared_cells=settings.shared_mib,  # a frame of 1 MiB in each
         in_flight_bytes=settings.in_flight_mib << 20,
         tls=tls,
+        kv_wire=settings.kv_wire,
     )
     limits = Limits(
         num_pages=settings.num_pages,

@@ -13,8 +13,10 @@ from time import monotonic
 import grpc
 from google.protobuf.message import DecodeError
 
+from kvmesh.descriptor import KV_WIRE_NAMES, KV_WIRES
 from kvmesh.errors import Corrupt, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, handles_in, kind_of, open_frame, seal, seal_credit
+from kvmesh.kv.layout import is_quantised, is_wire
 from kvmesh.kv.segment import Cell, OfferedSegment, Segment, offer_segment
 from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, Rank, short
@@ -58,6 +60,8 @@ class DecoderIdentity:
     """KV of all stages together that may wait for the worker."""
     tls: Tls | None = None
     """What stages are dialled with."""
+    kv_wire: str = "auto"
+    """The format of KV it asks for: auto, int8 or fp8."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -98,7 +102,7 @@ class PairingStreams:
         self._broken: asyncio.Future[KvmeshError] = asyncio.get_running_loop().create_future()
 
     @property
-    def shards(self) -> dict[Rank, ShardSpan]:
+    def shards(self) -> dict[Rank, tuple[ShardSpan, ...]]:
         """What each stage sends, once it answered."""
         return self._pairing.shards
 
@@ -151,22 +155,24 @@ class PairingStreams:
             self._links[rank] = call
         answers = await asyncio.gather(*(self._greet(rank) for rank in ranks))
         asks: list[Ask] = []
-        for rank, shard in zip(ranks, answers, strict=True):
-            asks = self._pairing.linked(rank, shard)
+        for rank, shards in zip(ranks, answers, strict=True):
+            asks = self._pairing.linked(rank, shards)
         return asks
 
-    async def _greet(self, rank: Rank) -> ShardSpan:
+    async def _greet(self, rank: Rank) -> list[ShardSpan]:
         """HELLO out, WELCOME in."""
         offered = offer_segment(self._own.shared_cells)
         try:
             welcome = await self._exchange_greetings(rank, offered)
+            self._check_wire(rank, welcome)
             if offered is not None and welcome.in_segment:
                 self._segments[rank] = offered.taken()
         finally:
             if offered is not None:
                 offered.close()
         self._credits[rank] = asyncio.Queue()
-        return ShardSpan(welcome.layers.begin, welcome.layers.end, welcome.head_begin, welcome.head_end)
+        layers = welcome.layers
+        return [ShardSpan(layers.begin, layers.end, heads.begin, heads.end) for heads in welcome.heads]
 
     async def _exchange_greetings(self, rank: Rank, offered: OfferedSegment | None) -> pb.LinkWelcome:
         own, stage, call = self._own, self._stages[rank], self._links[rank]
@@ -179,6 +185,7 @@ class PairingStreams:
             descriptor=own.descriptor,
             window_bytes=own.window_bytes,
             segment=pb.SegmentOffer(**offered.offer._asdict()) if offered is not None else None,
+            kv_wire=KV_WIRES[own.kv_wire] if is_wire(own.kv_wire) else pb.KV_WIRE_UNSPECIFIED,
         )
         with peer_errors(self._who(rank)):
             await streams.write(call, seal(FrameHeader(FrameKind.HELLO), hello.SerializeToString()))
@@ -193,6 +200,14 @@ class PairingStreams:
         if header.kind is not FrameKind.WELCOME or (welcome.stage, welcome.rank) != (stage.incarnation, rank):
             raise Misfit(f"another process than {self._who(rank)} answered its link")
         return welcome
+
+    def _check_wire(self, rank: Rank, welcome: pb.LinkWelcome) -> None:
+        """Raises:
+        Misfit: the stage will send another format than this decoder asked for, or one that it can't read.
+        """
+        asked, told = self._own.kv_wire, KV_WIRE_NAMES.get(welcome.kv_wire, str(welcome.kv_wire))
+        if not is_wire(told) or (told != asked and (asked != "auto" or is_quantised(told))):
+            raise Misfit(f"kv_wire: decoder asks for {asked}, {self._who(rank)} sends {told}")
 
     async def _open_control(self, stack: AsyncExitStack) -> None:
         stage, who = self._stages[0], self._who(Rank(0))

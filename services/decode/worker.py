@@ -32,7 +32,7 @@ class OpenRoom:
 
     room: RoomId
     pairing: PairingNumber
-    shards: dict[Rank, ShardSpan]
+    shards: dict[Rank, tuple[ShardSpan, ...]]
     pages: tuple[PageId, ...]
     prompt_len: int
     cached_len: int

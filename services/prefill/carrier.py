@@ -81,7 +81,7 @@ class InSegment:
         self._free.give_back(cells)
 
 
-def join_segment(hello: pb.LinkHello, shard: Shard) -> Segment | None:
+def join_segment(hello: pb.LinkHello, shards: Sequence[Shard]) -> Segment | None:
     """The segment that a decoder offers, where it is on this host and can be opened; else its KV goes over the stream."""
     if not hello.HasField("segment"):
         return None
@@ -102,4 +102,5 @@ def join_segment(hello: pb.LinkHello, shard: Shard) -> Segment | None:
         log.info("KV for decoder %s goes over the network: %s", short(hello.decoder), error.message)
         return None
     # The largest frame there can be is one token of one layer.
-    return segment if shard.layer_bytes_per_token + HEADER_BYTES <= segment.cell_bytes else None
+    largest = HEADER_BYTES + max(shard.layer_bytes_per_token for shard in shards)
+    return segment if largest <= segment.cell_bytes else None

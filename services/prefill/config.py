@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from kvmesh.errors import BadConfig
-from kvmesh.kv.layout import DTypeName
+from kvmesh.kv.layout import DTYPE_BYTES, DTypeName
 from kvmesh.rpc.membership import MemberSettings
 from kvmesh.settings import setting
 
@@ -23,7 +23,7 @@ class PrefillSettings(MemberSettings):
     model_name: str = setting("", help="name clients use; default: the model's own")
     cache_dir: Path = setting(Path("~/.cache/kvmesh"), help="where converted models are kept")
     layers: str = setting("", help="first:end of the layers held; default: an even share by rank")
-    dtype: str = setting("fp32", help="fp32 or bf16: weights, activations and KV")
+    dtype: str = setting("fp32", help="fp32, bf16 or fp16: weights, activations and KV")
     device: str = setting("cpu", help="torch device")
     threads: int = setting(1, help="compute threads")
     num_pages: int = setting(1024, help="pages of KV; the same on every stage of the pipeline")
@@ -43,8 +43,8 @@ class PrefillSettings(MemberSettings):
         for name in ("threads", "num_pages", "page_size", "step_tokens", "max_waiting_rooms"):
             if getattr(self, name) < 1:
                 raise BadConfig(f"{name} is {getattr(self, name)}; at least 1 is needed")
-        if self.dtype not in ("fp32", "bf16"):
-            raise BadConfig(f"dtype is {self.dtype!r}; fp32 and bf16 are supported")
+        if self.dtype not in DTYPE_BYTES:
+            raise BadConfig(f"dtype is {self.dtype!r}; fp32, bf16 and fp16 are supported")
         if self.max_tokens < 0:
             raise BadConfig(f"max_tokens is {self.max_tokens}; 0 or more is needed")
         self.check_membership()

@@ -5,11 +5,11 @@ loop. It ends once, with one reason, and everything that waits on it is told. Ra
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from kvmesh.errors import Fault, KvmeshError, Unavailable
-from kvmesh.kv.layout import Shard
+from kvmesh.kv.layout import Shard, WireName
 from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.ids import Generation as GenerationId
 from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, Rank, RoomId, StepNumber
@@ -212,8 +212,11 @@ class Generation:
 
     # Links.
 
-    def open_link(self, hello: pb.LinkHello, carrier: Carrier) -> LinkSender:
+    def open_link(self, hello: pb.LinkHello, shards: Sequence[Shard], wire: WireName, carrier: Carrier) -> LinkSender:
         """A decoder dialled. Its older link, if one stands, ends.
+
+        Args:
+            shards: what it is sent, in `wire`.
 
         Raises:
             Fenced: a link of this or a newer pairing stands.
@@ -227,7 +230,8 @@ class Generation:
         link = LinkSender(
             key,
             self.number,
-            self._shard,
+            shards,
+            wire,
             carrier,
             self._worker.post,
             self._sent,
@@ -238,7 +242,6 @@ class Generation:
         return link
 
     def _sent(self, room: RoomId, num_bytes: int) -> None:
-        metrics.KV_SENT_BYTES_TOTAL.inc(num_bytes)
         self.spans.sent(room, num_bytes, monotonic())
 
     def close_link(self, link: LinkSender) -> None:

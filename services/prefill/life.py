@@ -44,6 +44,13 @@ class StageIdentity:
     watchdog_seconds: float
     tls: Tls | None = None
     """What the rank behind is dialled with."""
+    sends: tuple[Shard, ...] = ()
+    """How it sends its shard where its heads leave in several; empty: whole."""
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """What it sends."""
+        return self.sends or (self.shard,)
 
     @property
     def incarnation(self) -> Incarnation:

@@ -15,9 +15,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.errors import Corrupt, Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, Handle, seal, seal_handles
-from kvmesh.kv.layout import Piece, Shard, plan_frames
+from kvmesh.kv.layout import Piece, Shard, WireName, payload_bytes, plan_shards
 from kvmesh.protocol.ids import Generation, PairingKey, RoomId
 from kvmesh.protocol.sending import Computed
+from kvmesh.telemetry import metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.carrier import Carrier
 from services.prefill.worker import CopyFrame, FrameCopied, Sampled
@@ -27,6 +28,9 @@ class _Outgoing(NamedTuple):
     message: bytes | Handle
     room: RoomId
     kv_bytes: int
+    """In the pages."""
+    payload_bytes: int
+    """On the way."""
 
 
 class LinkSender:
@@ -36,7 +40,8 @@ class LinkSender:
         self,
         key: PairingKey,
         generation: Generation,
-        shard: Shard,
+        shards: Sequence[Shard],
+        wire: WireName,
         carrier: Carrier,
         post: Callable[[CopyFrame], None],
         sent: Callable[[RoomId, int], None] = lambda _room, _bytes: None,
@@ -44,17 +49,18 @@ class LinkSender:
     ) -> None:
         """Args:
         key: the pairing.
-        shard: what this stage sends.
+        shards: what this stage sends: its layers, all of its heads in one shard or several.
+        wire: the format they travel in.
         carrier: what frames travel in, and its credit.
         post: asks the worker for a frame.
-        sent: told of each frame that was written: its room, and bytes of KV.
+        sent: told of each frame that was written: its room, and bytes of KV as they stand in the pages.
         decoder_page_size: tokens in a page of the decoder, as it said when it dialled.
         """
         self.key = key
         self.decoder_page_size = decoder_page_size
         self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._generation = generation
-        self._shard = shard
+        self._shards, self._wire = shards, wire
         self.carrier = carrier
         self._post, self._sent = post, sent
         self._pending: deque[tuple[RoomId, Piece]] = deque()
@@ -72,10 +78,11 @@ class LinkSender:
         """Tokens of a room lie in their pages now."""
         if self._busy_since is None:
             self._busy_since = monotonic()
-        shard = self._shard
+        shards = self._shards
         if span.layers is not None:
-            shard = replace(shard, layer_begin=span.layers[0], layer_end=span.layers[1])
-        for piece in plan_frames(shard, span.begin, span.end):
+            begin, end = span.layers
+            shards = [replace(shard, layer_begin=begin, layer_end=end) for shard in shards]
+        for piece in plan_shards(shards, span.begin, span.end, wire=self._wire):
             self._pending.append((span.room, piece))
         self._ask()
 
@@ -85,7 +92,7 @@ class LinkSender:
         queued.FromNanoseconds(int(queued_seconds * 1e9))
         payload = pb.FirstToken(token=first.token, queued=queued).SerializeToString()
         header = FrameHeader(FrameKind.FIRST_TOKEN, room=first.room, pairing=self.key[1])
-        self._send(_Outgoing(seal(header, payload), first.room, 0))
+        self._send(_Outgoing(seal(header, payload), first.room, 0, 0))
 
     def copied(self, report: FrameCopied) -> None:
         """The worker copied a frame, or found its room ended: then the credit comes back."""
@@ -97,7 +104,8 @@ class LinkSender:
             if not self._has_work:
                 self._busy_since = None
         else:
-            self._send(_Outgoing(report.frame, asked.room, self._size(asked.piece)))
+            piece = asked.piece
+            self._send(_Outgoing(report.frame, asked.room, self._kv_bytes(piece), self._size(piece)))
 
     def end(self, error: Exception) -> None:
         """Ends the link; its stream raises `error`. Repeated: nothing."""
@@ -137,6 +145,7 @@ class LinkSender:
         now, since = monotonic(), self._busy_since
         for outgoing in self._writing:
             self._sent(outgoing.room, outgoing.kv_bytes)
+            metrics.KV_SENT_BYTES_TOTAL.inc(outgoing.payload_bytes)
         self._writing = []
         self._busy_since = now if self._has_work else None
         return now - since if since is not None else 0.0
@@ -167,5 +176,14 @@ class LinkSender:
             self._post(CopyFrame(self._generation, self.key, room, piece, cell))
 
     def _size(self, piece: Piece) -> int:
+        """Bytes of payload, as they travel: what credit counts."""
+        return self._bytes_in(self._wire, piece)
+
+    def _kv_bytes(self, piece: Piece) -> int:
+        """Bytes in the pages."""
+        return self._bytes_in(self._shards[0].dtype, piece)
+
+    def _bytes_in(self, wire: WireName, piece: Piece) -> int:
         layers, tokens = piece.layer_end - piece.layer_begin, piece.token_end - piece.token_begin
-        return layers * tokens * self._shard.layer_bytes_per_token
+        head_begin, head_end = piece.heads or (0, 0)
+        return payload_bytes(wire, layers, head_end - head_begin, tokens, self._shards[0].head_dim)

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import grpc
 
-from kvmesh.descriptor import DTYPE_NAMES
+from kvmesh.descriptor import DTYPE_NAMES, KV_WIRE_NAMES, KV_WIRES
 from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, cells_in, open_frame, seal
-from kvmesh.kv.layout import DTypeName, is_exact_cast
+from kvmesh.kv.layout import DTypeName, WireName, wire_between
 from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, RoomId, short
 from kvmesh.protocol.request import LOST_STEP
 from kvmesh.protocol.version import PROTOCOL_VERSION
@@ -157,11 +157,12 @@ class PrefillServicer(PrefillServiceServicer):
             if hello.to_incarnation != identity.incarnation:
                 raise Fenced("meant for another process")
             generation = life.require_serving(hello.generation)
-            _check_fit(hello, identity.descriptor, identity.shard.dtype)
-            segment = join_segment(hello, identity.shard)
-            link = generation.open_link(hello, OnStream(hello.window_bytes) if segment is None else InSegment(segment))
+            wire = _check_fit(hello, identity.descriptor, identity.shard.dtype)
+            segment = join_segment(hello, identity.shards)
+            carrier = OnStream(hello.window_bytes) if segment is None else InSegment(segment)
+            link = generation.open_link(hello, identity.shards, wire, carrier)
             try:
-                await context.write(self._welcome(life, in_segment=segment is not None))
+                await context.write(self._welcome(life, wire, in_segment=segment is not None))
                 await race(
                     _read_credits(requests, link),
                     _write_frames(context, link),
@@ -171,16 +172,15 @@ class PrefillServicer(PrefillServiceServicer):
             finally:
                 generation.close_link(link)
 
-    def _welcome(self, life: LiveStage, *, in_segment: bool) -> bytes:
+    def _welcome(self, life: LiveStage, wire: WireName, *, in_segment: bool) -> bytes:
         identity, shard = life.identity, life.identity.shard
         payload = pb.LinkWelcome(
             protocol_version=PROTOCOL_VERSION,
             stage=identity.incarnation,
             rank=identity.rank,
             layers=types_pb2.LayerRange(begin=shard.layer_begin, end=shard.layer_end),
-            head_begin=shard.head_begin,
-            head_end=shard.head_end,
-            dtype=identity.descriptor.dtype,
+            heads=[types_pb2.HeadRange(begin=s.head_begin, end=s.head_end) for s in identity.shards],
+            kv_wire=KV_WIRES[wire],
             in_segment=in_segment,
         )
         return seal(FrameHeader(FrameKind.WELCOME), payload.SerializeToString())
@@ -285,9 +285,11 @@ def _hello(message: bytes) -> pb.LinkHello:
     return pb.LinkHello.FromString(bytes(payload))
 
 
-def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> None:
-    """Raises:
-    Misfit: the decoder can't take this stage's KV; both values are in the message.
+def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> WireName:
+    """The format in which the decoder is sent its KV.
+
+    Raises:
+        Misfit: the decoder can't take this stage's KV; both values are in the message.
     """
     if hello.protocol_version != PROTOCOL_VERSION:
         raise Misfit(f"protocol version: decoder {hello.protocol_version}, stage {PROTOCOL_VERSION}")
@@ -298,5 +300,6 @@ def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName)
         if getattr(other, name) != getattr(own, name):
             raise Misfit(f"{name}: decoder {getattr(other, name)}, stage {getattr(own, name)}")
     theirs = DTYPE_NAMES.get(other.dtype)
-    if theirs is None or not is_exact_cast(dtype, theirs):
-        raise Misfit(f"dtype: decoder {theirs}, stage {dtype}; the conversion would not be exact")
+    if theirs is None:
+        raise Misfit(f"dtype: decoder {other.dtype}, stage {dtype}")
+    return wire_between(dtype, theirs, KV_WIRE_NAMES.get(hello.kv_wire, str(hello.kv_wire)))

@@ -16,8 +16,8 @@ import torch
 from kvmesh.errors import Fault
 from kvmesh.kv.frames import Handle
 from kvmesh.kv.layout import DTYPE_BYTES, Piece
-from kvmesh.kv.pool import TORCH_DTYPES
 from kvmesh.kv.segment import Cell
+from kvmesh.kv.wire import TORCH_DTYPES
 from kvmesh.model.runner import Runner, Span
 from kvmesh.model.sampling import SamplingParams, sample
 from kvmesh.protocol.ids import Generation, PairingKey, RoomId

@@ -1,7 +1,7 @@
 """A pipeline of one stage, played over real streams to a real decoder: it notes what it hears and sends what a test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 from registry_players import SECONDS, Stage
 
-from kvmesh.descriptor import describe
+from kvmesh.descriptor import KV_WIRES, describe
 from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
-from kvmesh.kv.layout import Shard, plan_frames
+from kvmesh.kv.layout import Shard, plan_shards
 from kvmesh.model.files import ModelFiles
 from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc.channels import server_options
@@ -20,6 +20,7 @@ from kvmesh.rpc.interceptors import ErrorInterceptor
 from kvmesh.rpc.raw import raw_stream_handler
 from kvmesh.rpc.tls import Tls, add_port
 from kvmesh.v1 import prefill_pb2 as pb
+from kvmesh.v1 import types_pb2
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer, add_PrefillServiceServicer_to_server
 
@@ -30,7 +31,7 @@ NUMBERS = count(1)
 class PlayedPipeline(PrefillServiceServicer):
     """What the decoder dials."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, num_shards: int = 1) -> None:
         files = ModelFiles.open(model)
         sizes = {"page_size": 4, "num_pages": 64, "max_tokens": 0}
         self.number = next(NUMBERS)
@@ -41,6 +42,9 @@ class PlayedPipeline(PrefillServiceServicer):
         self._to_say: asyncio.Queue[pb.ControlResponse] = asyncio.Queue()
         self._to_send: asyncio.Queue[bytes] = asyncio.Queue()
         self._pairing = 0
+        width = self.descriptor.num_kv_heads // num_shards
+        self.heads = [(at * width, (at + 1) * width) for at in range(num_shards)]
+        """Of the shards it sends."""
 
     @property
     def incarnation(self) -> int:
@@ -60,23 +64,23 @@ class PlayedPipeline(PrefillServiceServicer):
                 await self._changed.wait()
         return found
 
-    def send_kv(self, room: int, num_tokens: int) -> None:
-        """Sends all KV of a room: zeros."""
+    def send_kv(self, room: int, num_tokens: int, heads: Sequence[tuple[int, int]] = ()) -> None:
+        """Sends the KV of a room, zeros: all of it, or of some shards."""
         own = self.descriptor
-        shard = Shard(0, own.num_layers, 0, own.num_kv_heads, own.head_dim, "fp32")
-        for piece in plan_frames(shard, 0, num_tokens):
+        shards = [Shard(0, own.num_layers, *shard, own.head_dim, "fp32") for shard in heads or self.heads]
+        for piece in plan_shards(shards, 0, num_tokens):
+            assert piece.heads is not None
             header = FrameHeader(
                 FrameKind.KV,
                 room,
                 self._pairing,
                 piece.layer_begin,
                 piece.layer_end,
-                shard.head_begin,
-                shard.head_end,
+                *piece.heads,
                 piece.token_begin,
                 piece.token_end,
-                shard.head_dim,
-                shard.dtype,
+                own.head_dim,
+                "fp32",
             )
             self._to_send.put_nowait(seal(header, bytes(header.kv_bytes)))
 
@@ -95,8 +99,8 @@ class PlayedPipeline(PrefillServiceServicer):
             protocol_version=PROTOCOL_VERSION,
             stage=self.incarnation,
             layers=own.layers,
-            head_end=own.num_kv_heads,
-            dtype=own.dtype,
+            heads=[types_pb2.HeadRange(begin=begin, end=end) for begin, end in self.heads],
+            kv_wire=KV_WIRES["fp32"],
         )
         await context.write(seal(FrameHeader(FrameKind.WELCOME), welcome.SerializeToString()))
         while True:
@@ -119,10 +123,10 @@ class PlayedPipeline(PrefillServiceServicer):
 
 @asynccontextmanager
 async def played_pipeline(
-    stub: BootstrapServiceStub, model: Path, tls: Tls | None = None
+    stub: BootstrapServiceStub, model: Path, tls: Tls | None = None, num_shards: int = 1
 ) -> AsyncIterator[PlayedPipeline]:
     """A pipeline that is registered and served; gone at the end, lease and process."""
-    played = PlayedPipeline(model)
+    played = PlayedPipeline(model, num_shards)
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(2.0))
     add_PrefillServiceServicer_to_server(played, server)
     server.add_generic_rpc_handlers((raw_stream_handler("kvmesh.v1.PrefillService", {"Link": played.Link}),))

@@ -58,7 +58,7 @@ class KeepingDecoder:
         self._runner, self._receiving = runner, Receiving()
         self._number = PairingNumber(next(NUMBERS))
         self._stages = [PlayedDecoder(stage, stack) for stage in stages]
-        self._shards: dict[Rank, ShardSpan] = {}
+        self._shards: dict[Rank, tuple[ShardSpan, ...]] = {}
         for one in self._stages:
             one.hello.pairing = one.opening.pairing = self._number
             one.hello.descriptor.page_size = PAGE_SIZE
@@ -67,8 +67,8 @@ class KeepingDecoder:
         """Last rank first."""
         for rank, stage in reversed([*enumerate(self._stages)]):
             welcome = await stage.link()
-            self._shards[Rank(rank)] = ShardSpan(
-                welcome.layers.begin, welcome.layers.end, welcome.head_begin, welcome.head_end
+            self._shards[Rank(rank)] = tuple(
+                ShardSpan(welcome.layers.begin, welcome.layers.end, heads.begin, heads.end) for heads in welcome.heads
             )
         await self._stages[0].control()
 
@@ -95,7 +95,7 @@ class KeepingDecoder:
 
     async def _read(self, rank: Rank, opened: OpenedRoom, got: Got) -> None:
         """Reads a link until its shard is whole, with the first token where that comes."""
-        shard = self._shards[rank]
+        (shard,) = self._shards[rank]
         missing = (shard.layer_end - shard.layer_begin) * (opened.coverage.end - opened.coverage.begin)
         while missing or (rank == len(self._shards) - 1 and opened.first_token is None):
             header, payload = await self._stages[rank].frame()

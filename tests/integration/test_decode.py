@@ -72,10 +72,10 @@ class Paired:
 
 
 @asynccontextmanager
-async def paired(decoder: Decoder) -> AsyncIterator[Paired]:
+async def paired(decoder: Decoder, num_shards: int = 1) -> AsyncIterator[Paired]:
     async with dial(decoder.registry) as registry, dial(decoder.address) as own:
         stub = BootstrapServiceStub(registry)
-        async with played_pipeline(stub, decoder.model) as pipeline:
+        async with played_pipeline(stub, decoder.model, num_shards=num_shards) as pipeline:
             yield Paired(decoder, stub, DecodeServiceStub(own), pipeline)
         await pictured(stub, lambda picture: not picture.decoders[0].load.paired_generations)
 
@@ -246,3 +246,17 @@ async def test_a_made_up_refusal_becomes_no_series(decoder: Decoder, made_up: st
         told = [key for key in await metrics_of(decoder) if key.startswith("kvmesh_rpc_errors_total")]
         assert [key for key in told if 'reason="other"' in key]
         assert not [key for key in told if "moon" in key or "Jane" in key]
+
+
+async def test_a_room_whose_heads_come_in_two_shards_decodes_when_both_are_there(decoder: Decoder) -> None:
+    async with paired(decoder, num_shards=2) as mesh:
+        assignment = await mesh.assigned()
+        call = mesh.generate(assignment)
+        await mesh.pipeline.hear("admit")
+        first, second = mesh.pipeline.heads
+        mesh.pipeline.send_first_token(assignment.room, 42)
+        mesh.pipeline.send_kv(assignment.room, len(PROMPT), [first])
+        mesh.pipeline.send_kv(assignment.room, len(PROMPT), [first])  # a repeat does not stand for the other
+        mesh.pipeline.send_kv(assignment.room, len(PROMPT), [second])
+        assert sum(len(r.tokens) for r in await tokens_of(call)) == 4
+        assert (await mesh.pipeline.hear("received"))[0].received == assignment.room

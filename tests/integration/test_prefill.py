@@ -217,7 +217,8 @@ async def stage(alone: str) -> Stage:
 async def test_a_room_is_sent_exactly_once_and_its_first_token_with_it(stage: Stage) -> None:
     async with played(stage) as decoder:
         welcome = await decoder.link()
-        assert (welcome.rank, welcome.layers.begin, welcome.layers.end, welcome.head_end) == (0, 0, 6, 2)
+        assert (welcome.rank, welcome.layers.begin, welcome.layers.end) == (0, 0, 6)
+        assert [(heads.begin, heads.end) for heads in welcome.heads] == [(0, 2)]
         await decoder.control()
         first = next(FRESH)
         assert (await decoder.room(first))[0] == len(PROMPT) * 6
@@ -277,7 +278,8 @@ async def test_a_link_meant_for_another_life_is_fenced(stage: Stage, field: str)
     [
         ("model_fingerprint", "other", "model_fingerprint: decoder other"),
         ("head_dim", 32, "head_dim: decoder 32, stage 16"),
-        ("dtype", types_pb2.DTYPE_BF16, "dtype: decoder bf16, stage fp32"),
+        ("num_kv_heads", 4, "num_kv_heads: decoder 4, stage 2"),
+        ("dtype", types_pb2.DTYPE_UNSPECIFIED, "dtype: decoder 0, stage fp32"),
     ],
 )
 async def test_a_decoder_that_does_not_fit_is_refused_with_both_values(
@@ -287,6 +289,31 @@ async def test_a_decoder_that_does_not_fit_is_refused_with_both_values(
     async with played(stage) as decoder:
         setattr(decoder.hello.descriptor, field, value)
         with pytest.raises(Misfit, match=says):
+            await decoder.link()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked", "sent"),
+    [
+        (types_pb2.DTYPE_FP32, pb.KV_WIRE_UNSPECIFIED, pb.KV_WIRE_FP32),
+        (types_pb2.DTYPE_BF16, pb.KV_WIRE_UNSPECIFIED, pb.KV_WIRE_BF16),
+        (types_pb2.DTYPE_FP16, pb.KV_WIRE_UNSPECIFIED, pb.KV_WIRE_FP16),
+        (types_pb2.DTYPE_FP16, pb.KV_WIRE_INT8, pb.KV_WIRE_INT8),
+        (types_pb2.DTYPE_FP32, pb.KV_WIRE_FP8, pb.KV_WIRE_FP8),
+    ],
+)
+async def test_the_welcome_says_in_which_format_kv_will_come(stage: Stage, dtype: int, asked: int, sent: int) -> None:
+    async with played(stage) as decoder:
+        decoder.hello.descriptor.dtype = dtype  # type: ignore[assignment]
+        decoder.hello.kv_wire = asked  # type: ignore[assignment]
+        assert (await decoder.link()).kv_wire == sent
+
+
+@pytest.mark.parametrize(("asked", "says"), [(pb.KV_WIRE_BF16, "bf16"), (77, "77")])
+async def test_a_format_that_no_stage_can_send_is_refused(stage: Stage, asked: int, says: str) -> None:
+    async with played(stage) as decoder:
+        decoder.hello.kv_wire = asked  # type: ignore[assignment]
+        with pytest.raises(Misfit, match=f"kv_wire: decoder asks for {says}, stage sends auto, int8 or fp8"):
             await decoder.link()
 
 

@@ -14,6 +14,14 @@ NEAR_TIE = 1e-3
 """fp32: kernels round differently for another batch or chunking; see docs/protocol.md §4."""
 
 
+NEAR_TIE_ROUNDED = 0.5
+"""Where a part of the mesh computes in bf16, or KV travelled rounded, with SmolLM2: bf16 moved its logits by up to 0.28 (one
+prompt of 128 tokens), and two may move towards each other. Seen so far: 0.10."""
+NEAR_TIE_ROUNDED_TINY = 0.01
+"""The same with the tiny model, whose logits are below 1: bf16 rounds such a number by up to 2^-9, which a few roundings on the
+way to either of two logits add to. Tokens at random lie 0.8 to 1.1 below the top one; seen so far: 0.0013."""
+
+
 class Reference:
     """transformers on the same weights, fp32."""
 
@@ -29,11 +37,11 @@ class Reference:
         drawn = logits.gather(1, torch.tensor(list(output))[:, None])[:, 0]
         return float((logits.max(dim=1).values - drawn).max())
 
-    def check(self, prompt: Sequence[int], output: Sequence[int], length: int) -> None:
+    def check(self, prompt: Sequence[int], output: Sequence[int], length: int, near_tie: float = NEAR_TIE) -> None:
         """Asserts that an output is whole and what the reference would say."""
         assert len(output) == length
         gap = self.gap(prompt, output)
-        assert gap <= NEAR_TIE, f"a token of a prompt of {len(prompt)} lies {gap} below the reference's top logit"
+        assert gap <= near_tie, f"a token of a prompt of {len(prompt)} lies {gap} below the reference's top logit"
 
 
 def random_prompts(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> list[list[int]]:

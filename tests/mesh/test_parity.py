@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from harness import Mesh
-from parity import Reference, answers, random_prompts
+from parity import NEAR_TIE, NEAR_TIE_ROUNDED, NEAR_TIE_ROUNDED_TINY, Reference, answers, random_prompts
 
 from kvmesh.model.source import resolve
 
@@ -27,6 +27,34 @@ async def test_a_tiny_model_says_the_same_through_any_number_of_stages(
         outputs = await answers(mesh.gateway, prompts, 12)
     for prompt, output in zip(prompts, outputs, strict=True):
         reference.check(prompt, output, 12)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("stage_dtype", "decoder_dtype", "kv_wire", "near_tie"),
+    [
+        ("bf16", "fp32", "auto", NEAR_TIE_ROUNDED_TINY),
+        ("fp32", "bf16", "auto", NEAR_TIE_ROUNDED_TINY),
+        ("fp16", "fp32", "auto", NEAR_TIE_ROUNDED_TINY),
+        ("fp32", "fp32", "int8", NEAR_TIE_ROUNDED_TINY),
+        ("fp32", "fp32", "fp8", NEAR_TIE_ROUNDED_TINY),
+        ("fp32", "fp32", "auto", NEAR_TIE),
+    ],
+)
+async def test_a_tiny_model_says_the_same_between_any_two_formats(
+    tmp_path: Path, tiny_model_dir: Path, stage_dtype: str, decoder_dtype: str, kv_wire: str, near_tie: float
+) -> None:
+    """Three stages in one format and pages of 16, a decoder in another and pages of 7."""
+    reference = Reference(tiny_model_dir)
+    prompts = random_prompts(TINY_LENGTHS, reference.vocab_size)
+    flags = {
+        "stage_flags": ["--step-tokens", "37", "--dtype", stage_dtype],
+        "decoder_flags": ["--page-size", "7", "--dtype", decoder_dtype, "--kv-wire", kv_wire],
+    }
+    async with Mesh(tiny_model_dir, tmp_path, pp=3, **flags) as mesh:
+        outputs = await answers(mesh.gateway, prompts, 12)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        reference.check(prompt, output, 12, near_tie)
 
 
 @pytest.mark.timeout(180)
@@ -55,3 +83,22 @@ async def test_twenty_prompts_of_the_real_model(tmp_path: Path, pp: int, step_to
     reference = Reference(files.directory)
     for prompt, output in zip(prompts, outputs, strict=True):
         reference.check(prompt, output, 16)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("stage_dtype", "decoder_dtype"), [("bf16", "fp32"), ("fp32", "bf16")])
+async def test_the_real_model_says_the_same_between_two_formats(
+    tmp_path: Path, stage_dtype: str, decoder_dtype: str
+) -> None:
+    files = resolve("smollm2", CACHE)
+    prompts = random_prompts([1, 17, 130, 300], files.config.vocab_size)
+    flags = {
+        "stage_flags": ["--step-tokens", "61", "--dtype", stage_dtype],
+        "decoder_flags": ["--page-size", "24", "--dtype", decoder_dtype],
+    }
+    async with Mesh("smollm2", tmp_path, pp=3, cache_dir=CACHE, **flags) as mesh:
+        outputs = await answers(mesh.gateway, prompts, 10)
+    reference = Reference(files.directory)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        reference.check(prompt, output, 10, NEAR_TIE_ROUNDED)

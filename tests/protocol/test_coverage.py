@@ -11,7 +11,7 @@ SHARDS = {Rank(0): ShardSpan(0, 2, 0, 4), Rank(1): ShardSpan(2, 5, 0, 4)}
 
 
 def cover(begin: int = 0, end: int = 8) -> Coverage:
-    return Coverage(SHARDS, begin, end)
+    return Coverage({rank: [shard] for rank, shard in SHARDS.items()}, begin, end)
 
 
 def piece(first: int, last: int) -> ShardSpan:
@@ -129,11 +129,25 @@ def test_spans_agree_with_a_plain_set(seed: int) -> None:
 def test_two_ranks_that_send_the_same_layers_count_apart() -> None:
     """F-C2: halves of the heads. Whoever sends a piece is told by the link it came on."""
     halves = {Rank(0): ShardSpan(0, 5, 0, 2), Rank(1): ShardSpan(0, 5, 2, 4)}
-    coverage = Coverage(halves, 0, 8)
+    coverage = Coverage({rank: [half] for rank, half in halves.items()}, 0, 8)
     assert coverage.offer(Rank(0), halves[Rank(0)], 0, 8) is Arrival.NEW
     assert coverage.offer(Rank(0), halves[Rank(0)], 0, 8) is Arrival.REPEAT
     assert not coverage.complete
     with pytest.raises(Corrupt):
         coverage.offer(Rank(0), halves[Rank(1)], 0, 8)
     assert coverage.offer(Rank(1), halves[Rank(1)], 0, 8) is Arrival.NEW
+    assert coverage.complete
+
+
+def test_the_shards_of_one_stage_count_apart_and_a_frame_carries_exactly_one() -> None:
+    shards = [ShardSpan(0, 5, 0, 1), ShardSpan(0, 5, 1, 4)]
+    coverage = Coverage({Rank(0): shards}, 0, 8)
+    for heads in ((0, 4), (1, 3), (0, 2), (1, 2)):
+        with pytest.raises(Corrupt, match=r"plan of layers \[0, 5\) heads \[0, 1\), layers"):
+            coverage.offer(Rank(0), ShardSpan(0, 5, *heads), 0, 8)
+    assert coverage.offer(Rank(0), shards[0], 0, 8) is Arrival.NEW
+    assert coverage.offer(Rank(0), shards[0], 0, 8) is Arrival.REPEAT
+    assert coverage.offer(Rank(0), ShardSpan(0, 2, 1, 4), 0, 8) is Arrival.NEW
+    assert not coverage.complete
+    assert coverage.offer(Rank(0), ShardSpan(2, 5, 1, 4), 0, 8) is Arrival.NEW
     assert coverage.complete

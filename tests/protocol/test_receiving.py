@@ -8,7 +8,7 @@ from kvmesh.protocol.ids import PageId, PairingNumber, Rank, RoomId
 from kvmesh.protocol.receiving import Outcome, Receiving
 
 ROOM, PAIRING = RoomId(9), PairingNumber(4)
-SHARDS = {Rank(0): ShardSpan(0, 1, 0, 2), Rank(1): ShardSpan(1, 2, 0, 2)}
+SHARDS = {Rank(0): (ShardSpan(0, 1, 0, 2),), Rank(1): (ShardSpan(1, 2, 0, 2),)}
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def receiving() -> Receiving:
 
 def frame(own: Receiving, rank: int, begin: int = 0, end: int = 6, room: int = ROOM, link: int = PAIRING) -> Outcome:
     of_link = (PairingNumber(link), Rank(rank))
-    return own.frame(RoomId(room), PAIRING, of_link, SHARDS[Rank(rank)], begin, end)
+    return own.frame(RoomId(room), PAIRING, of_link, SHARDS[Rank(rank)][0], begin, end)
 
 
 def first(own: Receiving, token: int = 3) -> Outcome:

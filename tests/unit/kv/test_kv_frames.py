@@ -45,7 +45,7 @@ def test_a_credit_is_a_header_alone() -> None:
 
 def test_the_layout_is_the_documented_one() -> None:
     message = seal(KV, PAYLOAD)
-    assert message[:7] == b"KVMF\x01\x03\x02"
+    assert message[:7] == b"KVMF\x02\x03\x02"
     assert struct.unpack_from("<QQ", message, 16) == (KV.room, KV.pairing)
     assert struct.unpack_from("<4H2IH", message, 32) == (15, 17, 1, 3, 100_000, 100_003, 4)
     assert struct.unpack_from("<2I", message, 52) == (192, 0)
@@ -88,7 +88,7 @@ def test_a_kv_header_that_contradicts_its_payload_is_refused(broken: FrameHeader
         open_frame(seal(broken, PAYLOAD))
 
 
-@pytest.mark.parametrize(("offset", "value", "said"), [(4, 2, "version 2"), (5, 9, "kind 9"), (6, 7, "dtype 7")])
+@pytest.mark.parametrize(("offset", "value", "said"), [(4, 1, "version 1"), (5, 9, "kind 9"), (6, 7, "dtype 7")])
 def test_a_well_sealed_frame_of_another_make_is_refused(offset: int, value: int, said: str) -> None:
     message, view = allocate(len(PAYLOAD))
     view[HEADER_BYTES:] = PAYLOAD

@@ -14,7 +14,7 @@ SHARDS = {Rank(0): Shard(0, 3, 0, 2, 16, "fp32"), Rank(1): Shard(3, 8, 0, 2, 16,
 @pytest.mark.parametrize("frame_bytes", [(1, 1), (300, 5000), (1 << 20, 256)])
 def test_a_room_is_complete_whatever_frames_each_stage_chooses(cached_len: int, frame_bytes: tuple[int, int]) -> None:
     """F-C7: each frame says what it carries; the plan alone is agreed, and it was sent with Admit."""
-    spans = {r: ShardSpan(s.layer_begin, s.layer_end, s.head_begin, s.head_end) for r, s in SHARDS.items()}
+    spans = {r: [ShardSpan(s.layer_begin, s.layer_end, s.head_begin, s.head_end)] for r, s in SHARDS.items()}
     coverage = Coverage(spans, cached_len, 100)
     for rank, shard in SHARDS.items():
         for piece in plan_frames(shard, cached_len, 100, frame_bytes[rank]):

@@ -57,7 +57,10 @@ class Bench:
     def open(
         self, room: int = ROOM, pages: tuple[PageId, ...] = PAGES, output: int = 4, stop: tuple[int, ...] = ()
     ) -> None:
-        shards = {Rank(0): ShardSpan(0, 1, 0, self.heads), Rank(1): ShardSpan(1, self.num_layers, 0, self.heads)}
+        shards = {
+            Rank(0): (ShardSpan(0, 1, 0, self.heads),),
+            Rank(1): (ShardSpan(1, self.num_layers, 0, self.heads),),
+        }
         self.worker.post(
             OpenRoom(
                 RoomId(room),

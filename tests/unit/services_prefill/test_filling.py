@@ -46,7 +46,7 @@ def told(spans: list[Computed], shard: Shard = SHARD) -> tuple[list[tuple[int, C
 @pytest.mark.parametrize("first", [0, 15])
 async def test_told_early_or_not_a_step_is_cut_into_the_same_frames(num_tokens: int, first: int) -> None:
     shard, posted = Shard(first, 15 + first, 0, 3, 64, "fp32"), list[CopyFrame]()
-    link = LinkSender(KEY, G, shard, OnStream(1 << 40), posted.append)
+    link = LinkSender(KEY, G, [shard], shard.dtype, OnStream(1 << 40), posted.append)
     early, rest = told([span(end=num_tokens)], shard)
     for computed in [*(c for _, c in early), *rest]:
         link.computed(computed)

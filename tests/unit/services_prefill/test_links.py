@@ -31,7 +31,7 @@ class Worker:
 
 
 def link(worker: Worker, window_bytes: int = 64 << 20) -> LinkSender:
-    return LinkSender(KEY, Generation(1), SHARD, OnStream(window_bytes), worker.post)
+    return LinkSender(KEY, Generation(1), [SHARD], SHARD.dtype, OnStream(window_bytes), worker.post)
 
 
 def size(asked: CopyFrame) -> int:
@@ -172,7 +172,7 @@ def segment() -> Iterator[Segment]:
 
 
 def in_segment(worker: Worker, segment: Segment) -> LinkSender:
-    return LinkSender(KEY, Generation(1), SHARD, InSegment(segment), worker.post)
+    return LinkSender(KEY, Generation(1), [SHARD], SHARD.dtype, InSegment(segment), worker.post)
 
 
 async def test_in_a_segment_each_frame_has_a_cell_of_its_own_and_no_more_are_asked_for(segment: Segment) -> None:

@@ -11,6 +11,7 @@ from stage_played import KEY, PROMPT_LEN, SHARD, G, PlayedWorker, admitted, done
 
 from kvmesh.errors import KvmeshError, Unavailable
 from kvmesh.kv.frames import FrameKind, open_frame
+from kvmesh.kv.layout import Piece
 from kvmesh.protocol.ids import RoomId
 from kvmesh.protocol.scheduler import Limits
 from kvmesh.protocol.sending import Computed
@@ -131,7 +132,7 @@ def hello() -> pb.LinkHello:
 
 async def test_a_pipeline_of_one_stage_tells_the_wait_with_the_first_token(room: int) -> None:
     stage = Rank0()
-    link = stage.generation.open_link(hello(), OnStream(1 << 20))
+    link = stage.generation.open_link(hello(), [SHARD], "fp32", OnStream(1 << 20))
     stage.admit(room)
     await stage.compute(drawn=(room,))
     header, payload = open_frame(await link.next_message())
@@ -147,7 +148,7 @@ async def test_rank_0_tells_the_wait_to_the_ranks_behind_and_the_last_one_to_the
     await first.compute()
     message = first.generation.downstream.get_nowait()
     assert [w.queued.ToMilliseconds() for w in message.step.work] == [750]
-    link = last.generation.open_link(hello(), OnStream(1 << 20))
+    link = last.generation.open_link(hello(), [SHARD], "fp32", OnStream(1 << 20))
     heard = step(0, admitted(room), work=((room, 0, PROMPT_LEN),))
     last.generation.report(done(first.generation.spans.told(heard), 7.0, 8.0, drawn=(room,)))
     _, payload = open_frame(await link.next_message())
@@ -156,7 +157,7 @@ async def test_rank_0_tells_the_wait_to_the_ranks_behind_and_the_last_one_to_the
 
 async def test_kv_of_a_step_that_still_computes_is_asked_for_and_its_sending_has_begun(room: int) -> None:
     stage = Stage()
-    stage.generation.open_link(hello(), OnStream(1 << 30))
+    stage.generation.open_link(hello(), [SHARD], "fp32", OnStream(1 << 30))
     whole = step(0, admitted(room), work=((room, 0, PROMPT_LEN),))
     early = Computed(KEY, RoomId(room), 0, PROMPT_LEN, layers=(0, 1))
     told = LayersDone(G, whole, (early,), at=1.5)
@@ -164,7 +165,7 @@ async def test_kv_of_a_step_that_still_computes_is_asked_for_and_its_sending_has
     stage.generation.report(told)
     asked = stage.worker.posted[-1]
     assert isinstance(asked, CopyFrame)
-    assert (asked.room, asked.piece) == (room, (0, 1, 0, PROMPT_LEN))
+    assert (asked.room, asked.piece) == (room, Piece(0, 1, 0, PROMPT_LEN, (0, 1), "fp32"))
     stage.generation.end(Unavailable("over"))
     assert spans_of(room)["send"][0] == 1.5
 
