@@ -1,7 +1,7 @@
 """What of a room's KV has arrived: the decoder's completion by plan.
 
 Every stage of a pairing sends [cached_len, prompt_len) of its shard exactly once, in pieces of its choice and in any order
-across stages. Coverage counts them per shard and layer. Called by the decoder's worker, at the write.
+across stages. Coverage counts them per shard and layer. Called by the decoder's copier, at the write.
 """
 
 from bisect import bisect_left

@@ -29,7 +29,7 @@ from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.v1.types_pb2 import Descriptor, Member
-from services.decode.worker import FrameArrived
+from services.decode.records import FrameArrived
 
 log = logs.get(__name__)
 
