@@ -1,29 +1,23 @@
-"""A decoder's worker: the thread that owns its pages. What services/decode/worker.py does, without tensors.
+"""A decoder's decode worker: the thread that decodes. What services/decode/worker.py does, without tensors.
 
-Called by the decoder's process with each item of its one queue; reports through another. The witness sees what it writes.
+Its queue is its own: while it is in a step it takes nothing. Called by the decoder's process when it is woken and at the end of
+each step, and by the copier, which hands it rooms; it lets them go through the copier's queue. The witness sees its steps.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
-from kvmesh.errors import KvmeshError
-from kvmesh.protocol.coverage import ShardSpan
-from kvmesh.protocol.ids import PageId, PairingNumber, Rank, RoomId
-from kvmesh.protocol.receiving import OpenedRoom, Outcome, Receiving
-from simulator.messages import FirstToken, Frame, Generate, token_of
+from kvmesh.protocol.ids import PageId, RoomId
+from simulator.messages import Generate, token_of
 from simulator.process import Process
-
-VOCABULARY = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class OpenRoom:
-    """A room holds pages."""
+class HandedOver:
+    """From the copier: a room decodes from here on."""
 
-    room: RoomId
-    pairing: PairingNumber
-    shards: dict[Rank, tuple[ShardSpan, ...]]
-    pages: tuple[PageId, ...]
     call: Generate
+    pages: tuple[PageId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +28,22 @@ class CloseRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """A message of a link."""
+class LetGo:
+    """For the copier: the worker is done with a room."""
 
-    link: tuple[PairingNumber, Rank]
-    message: Frame | FirstToken
+    room: RoomId
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """There is something in the queue of a worker that rests."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One token for every running room."""
+    """The end of a step: one token for every room that was running when it began."""
 
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """A room joined the decode batch."""
-
-    room: RoomId
+    rooms: tuple[RoomId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,108 +55,59 @@ class Drawn:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """What came for a room can't be used."""
-
-    room: RoomId
-    reason: str
-
-
 @dataclass(slots=True)
 class Running:
-    """A room at the worker."""
+    """A room that decodes."""
 
-    plan: OpenedRoom
     call: Generate
+    pages: tuple[PageId, ...]
     index: int
     """Of its next token, in the request."""
-    num_ranks: int
 
 
 @dataclass(slots=True)
 class DecodeWorker:
     """What the thread owns."""
 
-    receiving: Receiving = field(default_factory=Receiving)
-    rooms: dict[RoomId, Running] = field(default_factory=dict)
-    stepping: bool = False
-    """A decode step is in the queue."""
+    handed: deque[HandedOver | CloseRoom] = field(default_factory=deque)
+    """Its queue in."""
+    running: dict[RoomId, Running] = field(default_factory=dict)
 
-    def take(self, decoder: Process, item: object) -> None:
-        """The next job."""
-        match item:
-            case OpenRoom(room, pairing, shards, pages, call):
-                plan = self.receiving.open(room, pairing, shards, pages, begin=0, end=call.prompt_len)
-                self.rooms[room] = Running(plan, call, call.output_index, len(shards))
-                decoder.world.witness.room_opened(decoder, room, pairing, pages)
-            case CloseRoom(room):
-                self._forget(decoder, room)
-            case Arrived(link, Frame() as frame):
-                self._frame(decoder, link, frame)
-            case Arrived(link, FirstToken() as first):
-                self._first_token(decoder, link, first)
-            case DecodeStep():
-                self._decode(decoder)
+    def post(self, decoder: Process, record: HandedOver | CloseRoom) -> None:
+        """Queues a record."""
+        self.handed.append(record)
+        if not decoder.local["decoding"].items:
+            decoder.queue("decoding", Woken())
 
-    def _frame(self, decoder: Process, link: tuple[PairingNumber, Rank], frame: Frame) -> None:
-        try:
-            outcome = self.receiving.frame(frame.room, frame.pairing, link, frame.shard, frame.begin, frame.end)
-        except KvmeshError as error:
-            self._break(decoder, frame.room, error)
-            return
-        if outcome is Outcome.WRITTEN:
-            room = self.rooms[frame.room]
-            decoder.world.witness.wrote(decoder, link, frame, room.plan.pages)
-            self._join_when_complete(decoder, room)
+    def take(self, decoder: Process, item: Woken | DecodeStep) -> None:
+        """Ends the step it is in, takes what has come, and begins the next step."""
+        if isinstance(item, DecodeStep):
+            self._end_step(decoder, item)
+        while self.handed:
+            self._deal_with(decoder, self.handed.popleft())
+        if self.running:
+            decoder.world.witness.step_begun(decoder, {room: r.pages for room, r in self.running.items()})
+            decoder.queue("decoding", DecodeStep(tuple(self.running)))
 
-    def _first_token(self, decoder: Process, link: tuple[PairingNumber, Rank], first: FirstToken) -> None:
-        try:
-            outcome = self.receiving.first_token(first.room, first.pairing, link, first.token, VOCABULARY)
-        except KvmeshError as error:
-            self._break(decoder, first.room, error)
-            return
-        if outcome is not Outcome.WRITTEN:
-            return
-        room = self.rooms[first.room]
-        if room.index + 1 >= room.call.max_output_len:
-            self._draw(decoder, room, first.token)  # its first token is its last: it needs no KV
-        else:
-            self._join_when_complete(decoder, room)
+    def _deal_with(self, decoder: Process, record: HandedOver | CloseRoom) -> None:
+        if isinstance(record, HandedOver):
+            call = record.call
+            self.running[call.room] = Running(call, record.pages, call.output_index + 1)
+        elif record.room in self.running:  # else it has ended, and was let go with its last token
+            self._let_go(decoder, record.room)
 
-    def _break(self, decoder: Process, room: RoomId, error: KvmeshError) -> None:
-        self._forget(decoder, room)
-        decoder.queue("results", Broken(room, error.reason))
+    def _end_step(self, decoder: Process, step: DecodeStep) -> None:
+        decoder.world.witness.step_over(decoder)
+        for number in step.rooms:
+            room = self.running[number]
+            token = token_of(room.call.request, room.index)
+            room.index += 1
+            last = room.index >= room.call.max_output_len
+            if last:
+                self._let_go(decoder, number)  # before the report: what follows from that finds the pages let go
+            decoder.queue("results", Drawn(number, token, last))
 
-    def _forget(self, decoder: Process, room: RoomId) -> None:
-        self.receiving.close(room)
-        self.rooms.pop(room, None)
-        decoder.world.witness.room_closed(decoder, room)
-
-    def _join_when_complete(self, decoder: Process, room: Running) -> None:
-        first = room.plan.first_token
-        if first is None or room.plan.joined or not room.plan.complete:
-            return
-        room.plan.joined = True
-        decoder.world.witness.joined(decoder, room.call, range(room.num_ranks))
-        decoder.queue("results", Complete(room.call.room))
-        self._draw(decoder, room, first)
-
-    def _draw(self, decoder: Process, room: Running, token: int) -> None:
-        room.index += 1
-        last = room.index >= room.call.max_output_len
-        if last:
-            self._forget(decoder, room.call.room)
-        decoder.queue("results", Drawn(room.call.room, token, last))
-        self._step_again(decoder)
-
-    def _step_again(self, decoder: Process) -> None:
-        if not self.stepping and any(r.plan.joined for r in self.rooms.values()):
-            self.stepping = True
-            decoder.queue("decoding", DecodeStep())
-
-    def _decode(self, decoder: Process) -> None:
-        self.stepping = False
-        for room in [r for r in self.rooms.values() if r.plan.joined]:
-            self._draw(decoder, room, token_of(room.call.request, room.index))
-        self._step_again(decoder)
+    def _let_go(self, decoder: Process, room: RoomId) -> None:
+        del self.running[room]
+        decoder.world.witness.let_go(decoder, room)
+        decoder.queue("inbox", LetGo(room))

@@ -1,7 +1,7 @@
 """A decoder: the machines of `kvmesh.protocol` wired as services/decode wires them.
 
-Its worker is a thread of its own: rooms opening and closing and frames reach it through one queue, and between two of those it
-decodes. It owns a pairing with each generation that the registry names.
+Two threads share its pages: the copier, which rooms opening and closing and frames reach through one queue, and the decode
+worker. It owns a pairing with each generation that the registry names.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,8 @@ from kvmesh.protocol.pairing import Ask as PairingAsk
 from kvmesh.protocol.pairing import Pairing
 from kvmesh.protocol.pairings import PairingBook
 from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, RoomEvent, RoomState
-from simulator.decode_worker import Arrived, Broken, CloseRoom, Complete, DecodeStep, DecodeWorker, Drawn, OpenRoom
+from simulator.copier import Arrived, Broken, Complete, Copier, OpenRoom
+from simulator.decode_worker import CloseRoom, DecodeStep, DecodeWorker, Drawn, Woken
 from simulator.messages import (
     Admit,
     Closed,
@@ -62,7 +63,7 @@ class DecoderProcess(Process):
     """One process."""
 
     local_kinds = ("inbox", "decoding", "results")
-    worker_kinds = ("inbox", "decoding")
+    threads = (("inbox",), ("decoding",))
 
     def __init__(self, world: object, name: str, address: str, incarnation: int, shape: DecoderShape) -> None:
         super().__init__(world, name, address, incarnation)
@@ -80,6 +81,7 @@ class DecoderProcess(Process):
         self.rooms: dict[int, RoomId] = {}
         """By the number of a stream."""
         self.worker = DecodeWorker()
+        self.copier = Copier(self.worker)
 
     def start(self) -> None:
         """Registers; and keeps watch, where time passes."""
@@ -271,15 +273,16 @@ class DecoderProcess(Process):
         """What rank 0 is asked for a room."""
         return Admit(call.room, call.request, call.prompt_len, call.output_index)
 
-    # The worker.
+    # Its threads.
 
     def take(self, kind: str, item: object) -> None:
-        """The worker's next job, or its next report."""
-        if kind in self.worker_kinds:
-            self.moved_at = self.now
-            self.worker.take(self, item)
+        """A thread's next job, or the next report of either."""
+        if kind == "inbox":
+            self.copier.take(self, item)
             return
         match item:
+            case Woken() | DecodeStep():
+                self.worker.take(self, item)
             case Complete(room):
                 self._tell(room, RoomEvent.COMPLETE)
             case Drawn():
@@ -301,8 +304,13 @@ class DecoderProcess(Process):
     # Time.
 
     def seconds_of(self, kind: str, item: object) -> float:
-        """Of one decode step, or of taking up anything else."""
-        return self.shape.step_seconds if isinstance(item, DecodeStep) else super().seconds_of(kind, item)
+        """Of one decode step, of one frame, or of taking up anything else."""
+        match item:
+            case DecodeStep():
+                return self.shape.step_seconds
+            case Arrived(_, Frame()):
+                return self.shape.copy_seconds
+        return super().seconds_of(kind, item)
 
     def fired(self, timer: str) -> None:
         """Pauses, heartbeats and the watchdog."""

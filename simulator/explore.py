@@ -5,10 +5,11 @@ own list. States are told apart by fingerprint. A violation comes with the path 
 
 Three reductions, none of which hides a broken rule. A thread with a single queue takes from it at once: what it does touches
 only itself and the end of the queue it reports on, so it commutes with all else, and of a crash in between nothing is left to
-see. A stage takes its worker's reports at once: whatever ends its life in between leaves the same as if the worker had not
-begun, and nothing else that it hears depends on them. And of two moves of different processes, which commute, the second order
-is not walked again: sleep sets, kept with each state and shrunk when it is met again (Godefroid, Partial-Order Methods, 1996,
-fig. 5.2).
+see. Of a decoder's copier that is not the whole truth, since the decode worker writes to the same queues: one world lets it
+take at any time. A stage takes its worker's reports at once: whatever ends its life in between leaves the same as if the
+worker had not begun, and nothing else that it hears depends on them. And of two moves of different processes, which commute,
+the second order is not walked again: sleep sets, kept with each state and shrunk when it is met again (Godefroid, Partial-Order
+Methods, 1996, fig. 5.2).
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ BLIND = Blind(
             "calls",
         }
         | {"links", "rooms", "controls", "by_stream", "_holder", "cells", "owners", "unwritten", "holders", "pairings"}
-        | {"arrived", "faults_left"}
+        | {"arrived", "faults_left", "at_worker", "in_step", "_held"}
     ),
 )
 """Clocks that stand, the timeline and the registry's count of changes have no influence; nor has the order of what is only

@@ -39,6 +39,7 @@ class MeshShape:
     max_waiting_rooms: int = 64
     watchdog_seconds: float = 2.0
     step_seconds: float = 0.01
+    decode_step_seconds: float = 0.005
     hold_seconds: float = 5.0
     max_attempts: int = 3
 
@@ -148,7 +149,7 @@ class Mesh:
             self._descriptor(shape.decoder_pages, (0, shape.pp)),
             limits,
             watchdog_seconds=shape.watchdog_seconds,
-            step_seconds=shape.step_seconds / 2,
+            step_seconds=shape.decode_step_seconds,
         )
         return DecoderProcess(self.world, name, name, incarnation, own)
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
+from typing import Any
 
 from simulator.gateway import Wish
 from simulator.latency import Latencies, Latency
@@ -37,7 +38,7 @@ class Fault:
     other: str = ""
     """The process that `target` can't reach."""
     pick: int = 0
-    """Which of the target's streams or rooms, by number."""
+    """Which of the target's streams, rooms or threads, by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Scale:
         "heavy:0.002:1.1",
     )
     abort_rates: tuple[float, ...] = (0.0, 0.3)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Of other numbers of MeshShape, which to choose from."""
 
 
@@ -112,6 +113,7 @@ SMALL = Scale(
         "decoder_pages": (8, 16, 40),
         "step_tokens": (3, 8, 16),
         "max_steps_in_flight": (1, 2, 4),
+        "decode_step_seconds": (0.005, 0.1),
     },
 )
 LARGE = Scale(
@@ -137,7 +139,7 @@ def draw(seed: int, scale: Scale) -> Plan:
     """The plan of a seed."""
     random = Random(f"{seed} plan")
     counts = {n: random.randint(*getattr(scale, n)) for n in ("pp", "pipelines", "decoders", "gateways")}
-    more = {name: random.choice(choices) for name, choices in scale.shapes.items()}
+    more: dict[str, Any] = {name: random.choice(choices) for name, choices in scale.shapes.items()}
     shape = MeshShape(**counts, **more)
     everyone = names_of(shape)
     members = [n for n in everyone if not n.startswith("gateway")]

@@ -86,21 +86,21 @@ class Process:
 
     local_kinds: tuple[str, ...] = ()
     """Queues of its own: what its threads hand each other."""
-    worker_kinds: tuple[str, ...] = ()
-    """Those of them that its worker takes from."""
+    threads: tuple[tuple[str, ...], ...] = ()
+    """Those beside its event loop, each by the queues that it takes from."""
 
     def __init__(self, world: Any, name: str, address: str, incarnation: int) -> None:
         self.world, self.name, self.address, self.incarnation = world, name, address, incarnation
         self.alive = True
         self.frozen = False
         """Nothing of it moves (SIGSTOP); its streams stand until others give up on them."""
-        self.hung = False
-        """Its worker stands still while its event loop lives."""
+        self.hung: tuple[str, ...] = ()
+        """The queues of a thread that stands still while the event loop lives."""
         self.local = {kind: Queue(f"{name}.{incarnation} {kind}", incarnation, kind) for kind in self.local_kinds}
         self.timers: dict[str, object] = {}
         self.num_dialled = 0
-        self.moved_at = 0.0
-        """When its worker last took up a job, or was given one while it rested."""
+        self.moved_at = dict.fromkeys(self.threads, 0.0)
+        """When each thread last took up a job, or was given one while it rested."""
         self.mark: int | None = None
         """Its fingerprint, while nothing changes it."""
 
@@ -127,16 +127,23 @@ class Process:
 
     def queue(self, kind: str, item: object) -> None:
         """Hands something to another thread of this process."""
-        if not self._owes():
-            self.moved_at = self.now
+        for kinds in self.threads:
+            if kind in kinds and not self._owes(kinds):
+                self.moved_at[kinds] = self.now
         self.world.put(self.local[kind], item)
 
-    def _owes(self) -> bool:
-        return any(self.local[kind].items for kind in self.worker_kinds)
+    def moved(self, kind: str) -> None:
+        """The thread that takes from a queue does so."""
+        for kinds in self.threads:
+            if kind in kinds:
+                self.moved_at[kinds] = self.now
+
+    def _owes(self, kinds: tuple[str, ...]) -> bool:
+        return any(self.local[kind].items for kind in kinds)
 
     def age_seconds(self) -> float | None:
-        """Time since its worker last moved; None when it owes nothing."""
-        return self.now - self.moved_at if self._owes() else None
+        """Time since a thread last moved, of the one that has not for longest; None when none owes anything."""
+        return max((self.now - at for kinds, at in self.moved_at.items() if self._owes(kinds)), default=None)
 
     def after(self, seconds: float, timer: str) -> None:
         """Sets a timer; one that is set already keeps its time."""

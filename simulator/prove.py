@@ -22,6 +22,7 @@ WORLDS: dict[str, Callable[[], SmallWorld]] = {
     "registration of 3": partial(small.registration, 3),
     "rooms on one page": partial(small.rooms, sharing=True, abort=1, crash=1),
     "rooms side by side, abort": partial(small.rooms, sharing=False, abort=1, crash=0),
+    "rooms on one page, a slow copier": partial(small.rooms, sharing=True, abort=1, crash=0, copier_is_eager=False),
     "registration of 2": partial(small.registration, 2),
     "pairing": small.pairing,
     "whole": small.whole,

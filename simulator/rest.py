@@ -3,6 +3,9 @@
 Called at the end of a run and of every explored path. Here the machines' own books are read: that they are empty is the claim.
 """
 
+from collections.abc import Mapping
+
+from kvmesh.protocol.ids import RoomId
 from kvmesh.protocol.rooms import DecoderRooms
 from kvmesh.protocol.scheduler import Scheduler
 from simulator.decoder import DecoderProcess
@@ -66,8 +69,14 @@ def _check_decoder(decoder: DecoderProcess) -> None:
     _audit(decoder.name, books)
     if books.states or books.free_pages != books.limits.num_pages:
         raise Violation(3, f"{decoder.name} holds rooms {books.states}", *books.states)
-    worker = decoder.worker
-    left = {"its worker": worker.rooms, "its frames": worker.receiving.rooms, "its calls": decoder.calls}
+    copier = decoder.copier
+    left: dict[str, Mapping[RoomId, object]] = {
+        "its worker": decoder.worker.running,
+        "its copier": copier.rooms,
+        "its frames": copier.receiving.rooms,
+        "its held pages": copier.receiving.held,
+        "its calls": decoder.calls,
+    }
     for where, rooms in left.items():
         if rooms:
             raise Violation(6, f"{decoder.name} keeps rooms {list(rooms)} at {where}", *rooms)

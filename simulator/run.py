@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
+from kvmesh.protocol.rooms import RoomState
 from simulator.decoder import Call, DecoderProcess
 from simulator.gateway import Wish
 from simulator.latency import Latency
@@ -100,7 +101,7 @@ class Run:
             check_whole(self.mesh)
         limit = HUNG_SHARE * plan.shape.watchdog_seconds
         for stage in [p for p in self.world.living.values() if isinstance(p, StageProcess) and not p.frozen]:
-            if stage.local["steps"].items and now - stage.moved_at > limit and stage.part is not None:
+            if stage.local["steps"].items and now - max(stage.moved_at.values()) > limit and stage.part is not None:
                 raise Violation(6, f"{stage.name} has hung for {limit:g} s, and its generation goes on")
 
     def _ask(self, wish: Wish) -> None:
@@ -138,7 +139,7 @@ class Run:
                 self._silence(fault)
                 clock.after(fault.lasts, partial(self._go_on, process))
             case "hang":
-                process.hung = True
+                process.hung = process.threads[fault.pick % len(process.threads)]
                 clock.after(fault.lasts, partial(self._go_on, process))
             case "cut":
                 streams = sorted(self.world.streams_of(process.incarnation), key=lambda s: s.number)
@@ -173,7 +174,7 @@ class Run:
             self.mesh.start(name)
 
     def _go_on(self, process: Process) -> None:
-        process.frozen = process.hung = False
+        process.frozen, process.hung = False, ()
         self.pace.released()
 
     def _together(self, fault: Fault) -> None:
@@ -217,6 +218,9 @@ class Run:
         """An Admit of a decoder, or a gateway's Generate, comes a second time, at once or after its room has ended."""
         decoder = self.world.process(fault.target)
         calls = sorted(decoder.calls.items()) if isinstance(decoder, DecoderProcess) else []
+        if fault.pick % 2 and isinstance(decoder, DecoderProcess):
+            # An Admit comes again: of a room that has its pages, else none came before.
+            calls = [(r, call) for r, call in calls if decoder.books.state_of(r) is not RoomState.WAITING]
         if calls:
             call = calls[fault.pick % len(calls)][1]
             self.pace.clock.after(fault.lasts, partial(self._repeat, fault, call))

@@ -36,4 +36,6 @@ class DecoderShape:
     limits: rooms.Limits
     watchdog_seconds: float = 2.0
     step_seconds: float = 0.005
-    """Of one decode step."""
+    """Of one decode step, before chance."""
+    copy_seconds: float = 0.001
+    """Of writing one frame, before chance."""

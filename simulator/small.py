@@ -123,12 +123,13 @@ def pairing(pp: int = 2) -> SmallWorld:
 # Rooms: over a standing pairing, two rooms of one chunk, one abort, one crash, until the generation ends.
 
 
-def rooms(*, sharing: bool, abort: int, crash: int) -> SmallWorld:
+def rooms(*, sharing: bool, abort: int, crash: int, copier_is_eager: bool = True) -> SmallWorld:
     """The world of two rooms. There is no registry: nothing of it is needed any more, and nothing begins anew.
 
     Args:
         sharing: there is one page at every stage and at the decoder, so one room takes over the other's; else each has its own.
         abort, crash: how many, of either request, and of any stage or the decoder.
+        copier_is_eager: the decoder's copier takes from its queue at once; else at any time, like the decode worker.
     """
     pages = 1 if sharing else 2
 
@@ -157,7 +158,9 @@ def rooms(*, sharing: bool, abort: int, crash: int) -> SmallWorld:
 
     faulty = ", ".join(f"one {name}" for name, count in (("abort", abort), ("crash", crash)) if count)
     where = "on the same page" if sharing else "side by side"
-    return SmallWorld(f"two rooms {where}, {faulty}", begin, faults, check_ended_generation, frozenset())
+    pace, eager = ("", {"inbox", "reports"}) if copier_is_eager else (", a slow copier", {"reports"})
+    name = f"two rooms {where}, {faulty}{pace}"
+    return SmallWorld(name, begin, faults, check_ended_generation, frozenset(), eager=frozenset(eager))
 
 
 QUIET = SmallWorld("quiet", lambda: mesh_of(MeshShape()), no_faults, lambda _: None, frozenset())

@@ -36,7 +36,7 @@ class StageProcess(Process):
     """One process; `shape` outlives it."""
 
     local_kinds = ("steps", "copies", "reports")
-    worker_kinds = ("steps", "copies")
+    threads = (("steps", "copies"),)
 
     def __init__(self, world: object, name: str, address: str, incarnation: int, shape: StageShape) -> None:
         super().__init__(world, name, address, incarnation)
@@ -245,8 +245,6 @@ class StageProcess(Process):
 
     def take(self, kind: str, item: object) -> None:
         """The worker's next job, or its next report."""
-        if kind in self.worker_kinds:
-            self.moved_at = self.now
         match item:
             case Begin(generation):
                 self.worker.begin(self, generation)

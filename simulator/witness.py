@@ -37,11 +37,15 @@ class StageBooks:
 
 @dataclass(slots=True)
 class DecoderBooks:
-    """One decoder's worker."""
+    """One decoder's threads."""
 
     pairings: dict[RoomId, PairingNumber] = field(default_factory=dict)
     owners: dict[PageId, RoomId] = field(default_factory=dict)
     arrived: dict[RoomId, Counter[tuple[Rank, int]]] = field(default_factory=dict)
+    at_worker: dict[RoomId, tuple[PageId, ...]] = field(default_factory=dict)
+    """Rooms that were handed to the decode worker, until it said that it let them go."""
+    in_step: dict[RoomId, tuple[PageId, ...]] = field(default_factory=dict)
+    """Rooms of the decode step that is under way: it reads and writes their pages, whatever was said."""
 
 
 class Witness(ClientBooks):
@@ -186,7 +190,7 @@ class Witness(ClientBooks):
         return self.decoders.setdefault(process.incarnation, DecoderBooks())
 
     def room_opened(self, process: Any, room: RoomId, pairing: PairingNumber, pages: tuple[PageId, ...]) -> None:
-        """A decoder's worker may write a room's pages from here on."""
+        """A decoder's copier knows of a room and its pages from here on."""
         books = self._books(process)
         for page in pages:
             if page in books.owners:
@@ -197,19 +201,24 @@ class Witness(ClientBooks):
         books.arrived[room] = Counter()
 
     def room_closed(self, process: Any, room: RoomId) -> None:
-        """A decoder's worker writes nothing for a room from here on."""
+        """A decoder's copier writes nothing for a room from here on."""
         books = self._books(process)
         books.pairings.pop(room, None)
         books.arrived.pop(room, None)
         books.owners = {page: owner for page, owner in books.owners.items() if owner != room}
 
     def wrote(self, process: Any, link: tuple[PairingNumber, Rank], frame: Frame, pages: tuple[PageId, ...]) -> None:
-        """A decoder's worker wrote a frame into pages."""
+        """A decoder's copier wrote a frame into pages."""
         books = self._books(process)
         for page in pages or (PageId(-1),):
             if books.owners.get(page) != frame.room:
                 said = f"{process.name} wrote room {short(frame.room)} into page {page}, which is not its own"
                 raise Violation(4, said, frame.room)
+        for others in (books.at_worker, books.in_step):
+            for other, held in others.items():
+                if not set(held).isdisjoint(pages):
+                    said = f"{process.name} wrote room {short(frame.room)} into pages that the worker holds for "
+                    raise Violation(4, f"{said}{short(other)}", frame.room, other)
         if books.pairings.get(frame.room) != link[0]:
             raise Violation(4, f"room {short(frame.room)} was written over pairing {link[0]}, not its own", frame.room)
         right = tuple((frame.room, token) for token in range(frame.begin, frame.end))
@@ -220,14 +229,32 @@ class Witness(ClientBooks):
         for token in range(frame.begin, frame.end):
             books.arrived[frame.room][(link[1], token)] += 1
 
-    def joined(self, process: Any, call: Generate, ranks: Iterable[Rank]) -> None:
-        """A room decodes from here on: it reads all of its KV."""
-        arrived = self._books(process).arrived[call.room]
+    def handed_over(self, process: Any, call: Generate, ranks: Iterable[Rank], pages: tuple[PageId, ...]) -> None:
+        """A room decodes from here on: the worker reads all of its KV."""
+        books = self._books(process)
+        books.at_worker[call.room] = pages
+        arrived = books.arrived[call.room]
         for rank in ranks:
             for token in range(call.prompt_len):
                 if arrived[(rank, token)] != 1:
                     said = f"room {short(call.room)} decodes with token {token} of rank {rank} written "
                     raise Violation(4, f"{said}{arrived[(rank, token)]} times", call.room)
+
+    def step_begun(self, process: Any, rooms: dict[RoomId, tuple[PageId, ...]]) -> None:
+        """A decode step reads and writes the pages of these rooms, until it is over."""
+        books = self._books(process)
+        strays = [room for room in rooms if room not in books.at_worker]
+        if strays:
+            raise Violation(4, f"{process.name} decodes room {short(strays[0])}, which it does not hold", *strays)
+        books.in_step = rooms
+
+    def step_over(self, process: Any) -> None:
+        """The decode step touches nothing any more."""
+        self._books(process).in_step = {}
+
+    def let_go(self, process: Any, room: RoomId) -> None:
+        """The decode worker says that it is done with a room."""
+        self._books(process).at_worker.pop(room, None)
 
 
 def rooms_in(item: object) -> Iterable[int]:

@@ -16,9 +16,6 @@ from simulator.witness import Witness
 UNREACHABLE = Closed("Unavailable", "unreachable")
 
 
-WORKER_QUEUES = ("steps", "copies", "inbox", "decoding")
-
-
 def has_ended(half: Queue) -> bool:
     """Whether its last item is its end: nothing comes behind that."""
     return bool(half.items) and isinstance(half.items[-1], Closed)
@@ -172,7 +169,7 @@ class World:
         owner = self.living.get(queue.owner)
         if owner is None:
             return False
-        if owner.frozen or (owner.hung and queue.kind in WORKER_QUEUES):
+        if owner.frozen or (queue.stream is None and queue.kind in owner.hung):
             return True
         if queue.stream is None or not self.apart or (queue.items and queue.items[0] == UNREACHABLE):
             return False  # that the peer is silent, an end finds out by itself
@@ -185,6 +182,7 @@ class World:
             return
         owner, stream = self.own(queue.owner), queue.stream
         if stream is None:
+            owner.moved(queue.kind)
             owner.take(queue.kind, owner.local[queue.kind].items.popleft())
             return
         wire = self._wire(stream)

@@ -2,7 +2,7 @@
 
 Every stage of a pairing sends [cached_len, prompt_len) of its shard exactly once, in pieces of its choice and in any order
 across stages. A stage may send its heads in several shards, each of which is planned. Coverage counts them per shard and
-layer. Called by the decoder's worker, at the write.
+layer. Called by the decoder's copier, at the write.
 """
 
 from bisect import bisect_left

@@ -46,11 +46,11 @@ class Ask(Enum):
     """What a transition asks of the decoder."""
 
     ADMIT = "admit"
-    """Open the room at the worker, then send Admit."""
+    """Open the room at the copier, then send Admit."""
     RECEIVED = "received"
     DROP = "drop"
     RELEASE = "release"
-    """Close the room at the worker; its pages are free behind that in the worker's queue."""
+    """Close the room at the copier; its pages are free behind that in the copier's queue."""
 
 
 _W, _R, _N, _E = RoomState.WAITING, RoomState.RECEIVING, RoomState.RUNNING, RoomState.ENDED

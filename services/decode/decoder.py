@@ -17,11 +17,7 @@ from kvmesh.v1 import bootstrap_pb2
 from kvmesh.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from services.decode.links import DecoderIdentity, Told
 from services.decode.pairings import Pairings
-from services.decode.registration import DecoderLease
-from services.decode.rooms import Rooms
-from services.decode.servicer import DecodeServicer
-from services.decode.worker import (
-    DecodeWorker,
+from services.decode.records import (
     FirstTokenArrived,
     LinkBroken,
     Received,
@@ -31,6 +27,10 @@ from services.decode.worker import (
     TokenDrawn,
     WorkerFailed,
 )
+from services.decode.registration import DecoderLease
+from services.decode.rooms import Rooms
+from services.decode.servicer import DecodeServicer
+from services.decode.threads import DecodeThreads
 
 log = logs.get(__name__)
 
@@ -55,12 +55,12 @@ class Decoder:
         self._watchdog_seconds = own.watchdog_seconds
         self._failed: asyncio.Future[BaseException] = self._loop.create_future()
         fence = Fence()
-        self._worker = DecodeWorker(runner, self._receive_in_thread)
+        self._threads = DecodeThreads(runner, self._receive_in_thread)
         self._lease = DecoderLease(
             bootstrap, own, fence, heartbeat=self._heartbeat, holds=self._holds, heartbeat_seconds=heartbeat_seconds
         )
-        self._rooms = Rooms(limits, self._worker, self._lease.nudge)
-        told = Told(self._worker.post, self._rooms.refused, lambda _: None)
+        self._rooms = Rooms(limits, self._threads, self._lease.nudge)
+        told = Told(self._threads.post, self._rooms.refused, lambda _: None)
         self._pairings = Pairings(own, told, self._rooms.pairing_lost, self._lease.nudge)
         self._servicer = DecodeServicer(own, fence, self._rooms, self._pairings)
 
@@ -75,8 +75,9 @@ class Decoder:
             Misfit: the registry refuses this decoder.
             BadConfig: the registry finds its registration malformed.
         """
-        life.watch_progress("worker", self._worker.age_seconds, limit_seconds=60.0)
-        self._worker.start()
+        for name, age_seconds in self._threads.ages.items():
+            life.watch_progress(name, age_seconds, limit_seconds=60.0)
+        self._threads.start()
         self._rooms.show()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -93,10 +94,10 @@ class Decoder:
         except* InvalidInput as refusals:
             raise BadConfig(f"the registry refused the registration: {refusals.exceptions[0]}") from refusals
         finally:
-            await self._worker.stop()
+            await self._threads.stop()
 
     async def _tell_ready(self, life: Life) -> None:
-        """Ready: the lease ran once and a pairing stands; the worker's and the loop's life is liveness."""
+        """Ready: the lease ran once and a pairing stands; the threads' and the loop's life is liveness."""
         await self._lease.admitted.wait()
         life.set_ready(True)
         await asyncio.Event().wait()
@@ -112,10 +113,10 @@ class Decoder:
         await self._rooms.empty.wait()
 
     async def _watch(self) -> None:
-        """Ends the rooms of a worker that hangs while this loop lives: their gateways replay them elsewhere."""
+        """Ends all rooms when a thread hangs while this loop lives: their gateways replay them elsewhere."""
         while True:
             await asyncio.sleep(self._watchdog_seconds / 4)
-            age = self._worker.age_seconds()
+            age = self._threads.age_seconds()
             if age is not None and age > self._watchdog_seconds:
                 self._rooms.fail_all(Unavailable("the decoder made no progress", reason="decoder_hung"))
 
@@ -124,7 +125,7 @@ class Decoder:
 
     async def _raise_when_failed(self) -> None:
         error = await self._failed
-        raise Internal("the decoder's worker failed") from error
+        raise Internal("a thread of the decoder failed") from error
 
     def _heartbeat(self) -> bootstrap_pb2.Heartbeat:
         books = self._rooms.books
@@ -136,7 +137,7 @@ class Decoder:
             paired_generations=self._pairings.standing,
         )
 
-    # Reports of the worker.
+    # Reports of the threads.
 
     def _receive_in_thread(self, report: Report) -> None:
         self._loop.call_soon_threadsafe(self._receive, report)

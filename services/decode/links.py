@@ -34,7 +34,7 @@ from kvmesh.v1.bootstrap_pb2 import WholePipeline
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.v1.types_pb2 import Descriptor, Member
 from services.decode.in_flight import InFlight
-from services.decode.worker import FrameArrived, Received
+from services.decode.records import FrameArrived, Received
 
 log = logs.get(__name__)
 

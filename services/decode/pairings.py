@@ -14,7 +14,7 @@ from kvmesh.telemetry import logs, metrics
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
 from services.decode.in_flight import InFlight
 from services.decode.links import DecoderIdentity, PairingStreams, Told
-from services.decode.worker import Received
+from services.decode.records import Received
 
 log = logs.get(__name__)
 

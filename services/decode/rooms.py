@@ -1,7 +1,7 @@
 """The rooms of this decoder as their calls see them: buffers of tokens, timings, and how each ends.
 
-Carries out what `kvmesh.protocol.rooms` asks: records to the worker, messages on the pairing's control stream. Called by the
-servicer (open, close), the pairings (refused, lost) and the worker's reports. All on the event loop.
+Carries out what `kvmesh.protocol.rooms` asks: records to the copier, messages on the pairing's control stream. Called by the
+servicer (open, close), the pairings (refused, lost) and the threads' reports. All on the event loop.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from kvmesh.telemetry import logs, metrics, traces
 from kvmesh.v1 import decode_pb2, prefill_pb2
 from kvmesh.v1.types_pb2 import FINISH_REASON_UNSPECIFIED, FinishReason
 from services.decode.links import PairingStreams
-from services.decode.worker import (
+from services.decode.records import (
     CloseRoom,
-    DecodeWorker,
     FirstTokenArrived,
     OpenRoom,
     RoomBroken,
     RoomComplete,
     TokenDrawn,
 )
+from services.decode.threads import DecodeThreads
 
 log = logs.get(__name__)
 
@@ -99,12 +99,12 @@ class LiveRoom:
 class Rooms:
     """Every room of the process."""
 
-    def __init__(self, limits: Limits, worker: DecodeWorker, changed: Callable[[], None]) -> None:
+    def __init__(self, limits: Limits, threads: DecodeThreads, changed: Callable[[], None]) -> None:
         """Args:
         changed: called when the load changed enough for placement to know.
         """
         self.books = DecoderRooms(limits)
-        self._worker = worker
+        self._threads = threads
         self._changed = changed
         self._live: dict[RoomId, LiveRoom] = {}
         self.empty = asyncio.Event()
@@ -145,7 +145,7 @@ class Rooms:
         if not self._live:
             self.empty.set()
 
-    # From the worker.
+    # From the threads.
 
     def prefilled(self, report: FirstTokenArrived) -> None:
         """The first token is here."""
@@ -226,7 +226,7 @@ class Rooms:
             elif action.ask is Ask.DROP:
                 live.pairing.send(prefill_pb2.ControlRequest(drop=action.room))
             elif action.ask is Ask.RELEASE:
-                self._worker.post(CloseRoom(action.room))
+                self._threads.post(CloseRoom(action.room))
         self.show()
         self._changed()
 
@@ -243,7 +243,7 @@ class Rooms:
         request, tokens = live.request, live.prefill_tokens
         sampling = request.sampling
         output_index = len(request.output_so_far)
-        self._worker.post(
+        self._threads.post(
             OpenRoom(
                 live.room,
                 live.pairing.number,

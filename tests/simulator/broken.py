@@ -19,7 +19,7 @@ from kvmesh.protocol.rooms import DecoderRooms
 from kvmesh.protocol.scheduler import Scheduler
 from kvmesh.protocol.sending import Computed
 from kvmesh.protocol.steps import AppliedLog, RoomAdmitted, RoomDropped, Step
-from simulator import decode_worker, stage_worker
+from simulator import copier, decode_worker, stage_worker
 from simulator.process import Process
 
 Patch = tuple[object, str, Any]
@@ -109,14 +109,46 @@ def late_frames_written() -> list[Patch]:
     def kept(self: Any, process: Any, room: RoomId) -> None:
         process.world.witness.room_closed(process, room)
 
-    return [(Receiving, "close", lambda self, room: None), (decode_worker.DecodeWorker, "_forget", kept)]
+    return [(Receiving, "close", lambda self, room: []), (copier.Copier, "_forget", kept)]
+
+
+def grant_not_waited_for() -> list[Patch]:
+    """A copier that writes for a new room while the worker still computes in its pages."""
+    return [(Receiving, "put_aside", lambda self, room, item: False)]
+
+
+def let_go_in_the_step() -> list[Patch]:
+    """A worker that lets a room go when it is told of its end, not after the step that writes its pages."""
+    post = decode_worker.DecodeWorker.post
+
+    def broken(self: Any, process: Any, record: Any) -> None:
+        if isinstance(record, decode_worker.CloseRoom) and record.room in self.running:
+            process.world.witness.let_go(process, record.room)
+            process.queue("inbox", decode_worker.LetGo(record.room))
+        post(self, process, record)
+
+    return [(decode_worker.DecodeWorker, "post", broken)]
+
+
+def put_aside_and_dropped() -> list[Patch]:
+    """A copier that forgets what came before the grant."""
+    let_go = Receiving.let_go
+
+    def broken(self: Receiving[Any], room: RoomId) -> list[Any]:
+        let_go(self, room)
+        return []
+
+    return [(Receiving, "let_go", broken)]
 
 
 def complete_after_one_stage() -> list[Patch]:
     """F-C1: a decoder that takes the first stage's chunks for all of them."""
 
     def broken(self: Coverage) -> bool:
-        return any(all(s.overlap(self.begin, self.end) for s in layers) for layers in self._layers.values())
+        return any(
+            all(spans.overlap(self.begin, self.end) for _, layers in own for spans in layers)
+            for own in self._shards.values()
+        )
 
     return [(Coverage, "complete", property(broken))]
 
@@ -232,7 +264,7 @@ def first_tokens_lost() -> list[Patch]:
     """A decoder that loses a first token now and then, and waits for it."""
     first_token = Receiving.first_token
 
-    def broken(self: Receiving, room: RoomId, *rest: Any) -> Outcome:
+    def broken(self: Receiving[Any], room: RoomId, *rest: Any) -> Outcome:
         return Outcome.LATE if room % 3 == 0 else first_token(self, room, *rest)
 
     return [(Receiving, "first_token", broken)]

@@ -18,9 +18,8 @@ from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import PageId, PairingNumber, Rank, RoomId
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.types_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
-from services.decode.worker import (
+from services.decode.records import (
     CloseRoom,
-    DecodeWorker,
     FrameArrived,
     LinkBroken,
     OpenRoom,
@@ -30,15 +29,17 @@ from services.decode.worker import (
     RoomComplete,
     TokenDrawn,
 )
+from services.decode.threads import DecodeThreads
 
 PROMPT = [5, 9, 200, 17, 33, 80]
 PAIRING = PairingNumber(3)
+NOWHERE = 999
 ROOM = RoomId(41)
 PAGES = (PageId(6), PageId(2), PageId(3))
 
 
 class Bench:
-    """A decode worker, a prefill runner that feeds it, and the reports that came."""
+    """A decoder's threads, a prefill runner that feeds them, and the reports that came."""
 
     def __init__(self, model: Path) -> None:
         files = ModelFiles.open(model)
@@ -51,7 +52,7 @@ class Bench:
         self.target.pool.slots.zero_()  # fresh memory holds anything
         self.heads = files.config.num_kv_heads
         self.reports: SimpleQueue[Report] = SimpleQueue()
-        self.worker = DecodeWorker(self.target, self.reports.put)
+        self.worker = DecodeThreads(self.target, self.reports.put)
         self.worker.start()
 
     def open(
@@ -84,6 +85,11 @@ class Bench:
         payload = pb.FirstToken(token=self.first_token).SerializeToString()
         return seal(FrameHeader(FrameKind.FIRST_TOKEN, room=room, pairing=PAIRING), payload)
 
+    def goes_on(self, length: int, token: torch.Tensor) -> int:
+        """What the source alone draws next: `token` is the last of so many and one."""
+        span = Span(pages=[0, 1, 2], begin=length, end=length + 1, sample=True)
+        return int(self.source.forward([span], token).argmax())
+
     def arrive(self, message: bytes, rank: int = 1, pairing: int = PAIRING) -> None:
         self.worker.post(FrameArrived(PairingNumber(pairing), Rank(rank), message, monotonic()))
 
@@ -95,15 +101,14 @@ class Bench:
                 return report
 
     def settle(self) -> list[Report]:
-        """Everything reported until now: a frame of a room that never was marks the end."""
-        self.arrive(self.frame(1, room=999))
+        """Everything reported until now: a frame of a room that never was, over a link that never was, marks the end."""
+        self.arrive(self.frame(1, room=999), pairing=NOWHERE)
         seen: list[Report] = []
-        while not (isinstance(report := self.reports.get(timeout=10), Received) and not self._more()):
+        while not (isinstance(report := self.reports.get(timeout=10), Received) and report.pairing == NOWHERE):
             seen.append(report)
+        while not self.reports.empty():
+            seen.append(self.reports.get())
         return seen
-
-    def _more(self) -> bool:
-        return not self.reports.empty()
 
     @property
     def written(self) -> bool:
@@ -135,8 +140,7 @@ def test_a_room_joins_only_when_every_shard_and_the_first_token_are_there(bench:
     assert tokens[0] == bench.first_token
     expected, length = [bench.first_token], len(PROMPT)
     while len(expected) < 4:  # the source goes on alone
-        span = Span(pages=[0, 1, 2], begin=length, end=length + 1, sample=True)
-        expected.append(int(bench.source.forward([span], torch.tensor(expected[-1:])).argmax()))
+        expected.append(bench.goes_on(length, torch.tensor(expected[-1:])))
         length += 1
     assert tokens == expected
 

@@ -16,9 +16,9 @@ from kvmesh.telemetry import metrics, traces
 from kvmesh.v1 import decode_pb2
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.types_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_UNSPECIFIED, RoomAssignment
+from services.decode.records import FirstTokenArrived, RoomComplete, TokenDrawn
 from services.decode.rooms import LiveRoom, Rooms
 from services.decode.servicer import _timing
-from services.decode.worker import FirstTokenArrived, RoomComplete, TokenDrawn
 
 ROOMS = count(11_000)
 G, NUMBER = Generation(4), PairingNumber(1)

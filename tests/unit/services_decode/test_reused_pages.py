@@ -11,7 +11,7 @@ from kvmesh.errors import Corrupt
 from kvmesh.kv.frames import FrameHeader, FrameKind, seal
 from kvmesh.protocol.ids import RoomId
 from kvmesh.v1 import prefill_pb2 as pb
-from services.decode.worker import CloseRoom, LinkBroken, RoomBroken, RoomComplete, TokenDrawn
+from services.decode.records import CloseRoom, LinkBroken, RoomBroken, RoomComplete, TokenDrawn
 
 NEXT = RoomId(42)
 
