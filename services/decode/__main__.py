@@ -53,7 +53,7 @@ def make(settings: DecodeSettings, life: Life) -> Decoder:
         descriptor=descriptor,
         window_bytes=settings.window_mib << 20,
         watchdog_seconds=settings.watchdog_seconds,
-        shared_cells=settings.shared_mib,  # a frame of 1 MiB in each
+        shared_cells=settings.shared_cells,
         in_flight_bytes=settings.in_flight_mib << 20,
         tls=tls,
         kv_wire=settings.kv_wire,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from kvmesh.errors import BadConfig
-from kvmesh.kv.layout import DTYPE_BYTES, DTypeName
+from kvmesh.kv.layout import DTYPE_BYTES, FRAME_BYTES, DTypeName
 from kvmesh.kv.segment import MAX_CELLS
 from kvmesh.rpc.membership import MemberSettings
 from kvmesh.settings import setting
@@ -32,7 +32,7 @@ class DecodeSettings(MemberSettings):
     )
     window_mib: int = setting(32, help="MiB of KV that each stage may have in flight")
     in_flight_mib: int = setting(256, help="MiB of KV of all stages together that may wait to be written")
-    shared_mib: int = setting(8, help="MiB of shared memory for the KV of each stage on this host; 0: none")
+    shared_mib: int = setting(16, help="MiB of shared memory for the KV of each stage on this host; 0: none")
 
     def check(self) -> None:
         """Raises:
@@ -47,11 +47,17 @@ class DecodeSettings(MemberSettings):
             raise BadConfig(f"kv_wire is {self.kv_wire!r}; auto, int8 and fp8 are supported")
         if min(self.max_tokens, self.max_waiting_rooms) < 0:
             raise BadConfig("max_tokens and max_waiting_rooms are 0 or more")
-        if not 0 <= self.shared_mib <= MAX_CELLS:
-            raise BadConfig(f"shared_mib is {self.shared_mib}; 0 (none) to {MAX_CELLS} are possible")
+        if self.shared_mib and not FRAME_BYTES <= self.shared_mib << 20 <= MAX_CELLS * FRAME_BYTES:
+            lowest, highest = FRAME_BYTES >> 20, MAX_CELLS * FRAME_BYTES >> 20
+            raise BadConfig(f"shared_mib is {self.shared_mib}; 0 (none) and {lowest} to {highest} are possible")
         self.check_membership()
 
     @property
     def dtype_name(self) -> DTypeName:
         """The dtype, checked."""
         return cast(DTypeName, self.dtype)
+
+    @property
+    def shared_cells(self) -> int:
+        """Cells of shared memory for each stage: a frame in each."""
+        return (self.shared_mib << 20) // FRAME_BYTES

@@ -28,10 +28,10 @@ from services.prefill.worker import (
 )
 
 SHARD = Shard(15, 30, 0, 3, 64, "fp32")
-"""A stage of smollm2: of 128 tokens five layers fill a frame."""
+"""A stage of smollm2: of 256 tokens five layers fill a frame."""
 
 
-def span(room: int = 7, begin: int = 0, end: int = 128) -> Computed:
+def span(room: int = 7, begin: int = 0, end: int = 256) -> Computed:
     return Computed(KEY, RoomId(room), begin, end)
 
 
@@ -66,7 +66,7 @@ def test_what_fills_no_frame_comes_whole_with_the_end_of_its_step() -> None:
 
 
 def test_rooms_of_one_step_fill_their_own_frames() -> None:
-    early, rest = told([span(7, 0, 120), span(8, 40, 48)])
+    early, rest = told([span(7, 0, 240), span(8, 40, 48)])
     assert {c.room for _, c in early} == {7}
     assert rest == (span(8, 40, 48),)
 

@@ -178,7 +178,7 @@ def in_segment(worker: Worker, segment: Segment) -> LinkSender:
 async def test_in_a_segment_each_frame_has_a_cell_of_its_own_and_no_more_are_asked_for(segment: Segment) -> None:
     worker = Worker()
     sender = in_segment(worker, segment)
-    sender.computed(computed())
+    sender.computed(computed(end=4096))
     cells = [asked.cell.number for asked in worker.asked if asked.cell is not None]
     assert sorted(cells) == [0, 1, 2]
     sender.credit(0, [1])
@@ -188,7 +188,7 @@ async def test_in_a_segment_each_frame_has_a_cell_of_its_own_and_no_more_are_ask
 async def test_handles_that_wait_together_go_together_and_before_the_first_token(segment: Segment) -> None:
     worker = Worker()
     sender = in_segment(worker, segment)
-    sender.computed(computed())
+    sender.computed(computed(end=4096))
     handles = [Handle(asked.cell.number, 1000 + n) for n, asked in enumerate(worker.asked) if asked.cell is not None]
     for asked, handle in zip(worker.asked, handles, strict=True):
         sender.copied(FrameCopied(asked, handle))
@@ -203,7 +203,7 @@ async def test_handles_that_wait_together_go_together_and_before_the_first_token
 async def test_the_cell_of_a_frame_whose_room_ended_is_free_again(segment: Segment) -> None:
     worker = Worker()
     sender = in_segment(worker, segment)
-    sender.computed(computed())
+    sender.computed(computed(end=4096))
     (first, *_) = worker.asked
     sender.copied(FrameCopied(first, None))
     assert worker.asked[3].cell == first.cell
