@@ -29,8 +29,8 @@ BLOCK_TOKENS = 1
 """Tokens of one head that share a scale where this build quantises: docs/kv-wire.md has the choice. A frame says its own."""
 
 FRAME_BYTES = 2 << 20
-"""Payload a KV frame aims at. A frame has a cost beside its bytes: of frames of 1 MiB gRPC moves 0.85 and shared memory 0.8 times as
-much. With larger ones gRPC gains nothing, and the tail of a transfer is a frame."""
+"""Payload a KV frame aims at. A frame has a cost beside its bytes: of frames of 1 MiB gRPC moves 0.85 and shared memory 0.8
+times as much. With larger ones gRPC gains nothing, and the tail of a transfer is a frame."""
 
 
 def is_wire(name: str) -> TypeGuard[WireName]:
