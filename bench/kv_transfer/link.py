@@ -20,9 +20,8 @@ from bench.kv_transfer.certificates import Certificate
 from bench.kv_transfer.ends import End, NotHere
 from bench.kv_transfer.rooms import SHARD, Turn
 from kvmesh.kv.frames import FrameHeader, FrameKind, Handle, kind_of, open_frame, seal, seal_credit
-from kvmesh.kv.layout import FRAME_BYTES
 from kvmesh.kv.pool import PagePool
-from kvmesh.kv.segment import Segment, offer_segment
+from kvmesh.kv.segment import CELL_FRAME_BYTES, Segment, offer_segment
 from kvmesh.protocol.ids import Generation, Incarnation, PairingKey, PairingNumber, RoomId
 from kvmesh.protocol.sending import Computed
 from kvmesh.rpc import streams
@@ -39,7 +38,7 @@ from services.prefill.worker import CopyFrame, FrameCopied
 
 WATCHDOG_SECONDS = 2.0
 WINDOW_BYTES = DecodeSettings.window_mib << 20
-NUM_CELLS = (DecodeSettings.shared_mib << 20) // FRAME_BYTES
+NUM_CELLS = (DecodeSettings.shared_mib << 20) // CELL_FRAME_BYTES
 KEY: PairingKey = (Incarnation(1), PairingNumber(1))
 _SERVICE, _METHOD = LINK_PATH.strip("/").split("/")
 _CHECKSUM = slice(8, 16)

@@ -7,6 +7,7 @@ from statistics import median
 from bench.kv_transfer.pair import Run
 from bench.kv_transfer.paths import GRPC, MEMORY, MOONCAKE, NIXL_HOST, NIXL_TCP, RAW, SHARED, TLS
 from kvmesh.kv.layout import FRAME_BYTES
+from kvmesh.kv.segment import CELL_FRAME_BYTES
 
 RAW_TCP = "raw_tcp"
 WITHOUT = " without checksum"
@@ -68,6 +69,7 @@ def outcome(measured: Runs, reasons: Mapping[str, str]) -> dict[str, object]:
         },
         "peak_bytes": {name: max(r.peak_bytes for r in runs[name]) for name in NAMES if name in runs},
         "frame_bytes": FRAME_BYTES,
+        "shm_frame_bytes": CELL_FRAME_BYTES,
         "reasons": dict(reasons),
         "aims_missed": [n for n, value in ratios.items() if value is not None and RATIOS[n].is_missed(value)],
     }

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
 
 
 async def race(*work: Coroutine[Any, Any, None]) -> None:
@@ -20,6 +22,21 @@ async def race(*work: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+async def together(*work: Coroutine[Any, Any, _Result]) -> list[_Result]:
+    """What all of `work` return. When one fails, the others are cancelled and waited for.
+
+    Raises:
+        Exception: the first error.
+    """
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def until(task: asyncio.Future[None]) -> None:

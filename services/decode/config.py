@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import cast
 
 from kvmesh.errors import BadConfig
-from kvmesh.kv.layout import DTYPE_BYTES, FRAME_BYTES, DTypeName
-from kvmesh.kv.segment import MAX_CELLS
+from kvmesh.kv.layout import DTYPE_BYTES, DTypeName
+from kvmesh.kv.segment import CELL_BYTES, CELL_FRAME_BYTES, MAX_SEGMENT_BYTES
 from kvmesh.rpc.membership import MemberSettings
 from kvmesh.settings import setting
 
@@ -47,8 +47,8 @@ class DecodeSettings(MemberSettings):
             raise BadConfig(f"kv_wire is {self.kv_wire!r}; auto, int8 and fp8 are supported")
         if min(self.max_tokens, self.max_waiting_rooms) < 0:
             raise BadConfig("max_tokens and max_waiting_rooms are 0 or more")
-        if self.shared_mib and not FRAME_BYTES <= self.shared_mib << 20 <= MAX_CELLS * FRAME_BYTES:
-            lowest, highest = FRAME_BYTES >> 20, MAX_CELLS * FRAME_BYTES >> 20
+        lowest, highest = CELL_FRAME_BYTES >> 20, MAX_SEGMENT_BYTES // CELL_BYTES * CELL_FRAME_BYTES >> 20
+        if self.shared_mib and not lowest <= self.shared_mib <= highest:
             raise BadConfig(f"shared_mib is {self.shared_mib}; 0 (none) and {lowest} to {highest} are possible")
         self.check_membership()
 
@@ -60,4 +60,4 @@ class DecodeSettings(MemberSettings):
     @property
     def shared_cells(self) -> int:
         """Cells of shared memory for each stage: a frame in each."""
-        return (self.shared_mib << 20) // FRAME_BYTES
+        return (self.shared_mib << 20) // CELL_FRAME_BYTES

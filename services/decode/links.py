@@ -26,7 +26,7 @@ from kvmesh.rpc import streams
 from kvmesh.rpc.channels import dial
 from kvmesh.rpc.raw import raw_stream_call
 from kvmesh.rpc.status import peer_errors
-from kvmesh.rpc.tasks import race, until
+from kvmesh.rpc.tasks import race, together, until
 from kvmesh.rpc.tls import Tls
 from kvmesh.telemetry import logs
 from kvmesh.v1 import prefill_pb2 as pb
@@ -122,6 +122,8 @@ class PairingStreams:
                 await self._hold()
             finally:
                 self._pairing.lost()
+                for segment in self._segments.values():
+                    segment.close()
         raise Unavailable(f"the pairing with {self.pipeline} ended", reason="pairing_lost")
 
     def send(self, message: pb.ControlRequest) -> None:
@@ -153,7 +155,7 @@ class PairingStreams:
             call = raw_stream_call(channel, LINK_PATH)
             stack.callback(call.cancel)
             self._links[rank] = call
-        answers = await asyncio.gather(*(self._greet(rank) for rank in ranks))
+        answers = await together(*(self._greet(rank) for rank in ranks))
         asks: list[Ask] = []
         for rank, shards in zip(ranks, answers, strict=True):
             asks = self._pairing.linked(rank, shards)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvmesh.errors import Unavailable
 from kvmesh.kv.frames import HEADER_BYTES
-from kvmesh.kv.layout import Shard
+from kvmesh.kv.layout import FRAME_BYTES, Shard
 from kvmesh.kv.segment import Cell, FreeCells, Segment, SegmentOffer
 from kvmesh.protocol.ids import short
 from kvmesh.telemetry import logs
@@ -19,6 +19,9 @@ log = logs.get(__name__)
 
 class Carrier(Protocol):
     """How KV frames reach the decoder."""
+
+    frame_bytes: int
+    """Payload that frames aim at."""
 
     def take(self, num_bytes: int) -> tuple[bool, Cell | None]:
         """Whether a frame with a payload of that size may be made now, and its cell, where there are cells."""
@@ -33,9 +36,14 @@ class Carrier(Protocol):
             Corrupt: it had not been given one of the cells.
         """
 
+    def close(self) -> None:
+        """The link is over: nothing more is taken."""
+
 
 class OnStream:
     """Frames travel on the stream; the window may be overdrawn by one frame, so that any frame gets through."""
+
+    frame_bytes = FRAME_BYTES
 
     def __init__(self, window_bytes: int) -> None:
         """Args:
@@ -58,18 +66,22 @@ class OnStream:
         """See Carrier."""
         self._window += num_bytes
 
+    def close(self) -> None:
+        """See Carrier."""
+
 
 class InSegment:
     """Frames stand in shared memory; handles travel on the stream."""
 
     def __init__(self, segment: Segment) -> None:
-        self._ring = segment
+        self._segment = segment
+        self.frame_bytes = segment.cell_bytes - HEADER_BYTES
         self._free = FreeCells(segment.num_cells)
 
     def take(self, num_bytes: int) -> tuple[bool, Cell | None]:  # noqa: ARG002
         """See Carrier."""
         index = self._free.take()
-        return (False, None) if index is None else (True, self._ring.cell(index))
+        return (False, None) if index is None else (True, self._segment.cell(index))
 
     def put_back(self, num_bytes: int, cell: Cell | None) -> None:  # noqa: ARG002
         """See Carrier."""
@@ -79,6 +91,10 @@ class InSegment:
     def credit(self, num_bytes: int, cells: Sequence[int]) -> None:  # noqa: ARG002
         """See Carrier."""
         self._free.give_back(cells)
+
+    def close(self) -> None:
+        """See Carrier."""
+        self._segment.close()
 
 
 def join_segment(hello: pb.LinkHello, shards: Sequence[Shard]) -> Segment | None:

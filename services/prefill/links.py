@@ -82,7 +82,7 @@ class LinkSender:
         if span.layers is not None:
             begin, end = span.layers
             shards = [replace(shard, layer_begin=begin, layer_end=end) for shard in shards]
-        for piece in plan_shards(shards, span.begin, span.end, wire=self._wire):
+        for piece in plan_shards(shards, span.begin, span.end, self.carrier.frame_bytes, self._wire):
             self._pending.append((span.room, piece))
         self._ask()
 

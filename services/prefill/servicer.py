@@ -160,17 +160,18 @@ class PrefillServicer(PrefillServiceServicer):
             wire = _check_fit(hello, identity.descriptor, identity.shard.dtype)
             segment = join_segment(hello, identity.shards)
             carrier = OnStream(hello.window_bytes) if segment is None else InSegment(segment)
-            link = generation.open_link(hello, identity.shards, wire, carrier)
-            try:
-                await context.write(self._welcome(life, wire, in_segment=segment is not None))
-                await race(
-                    _read_credits(requests, link),
-                    _write_frames(context, link),
-                    _raise_when_cut(link),
-                    generation.raise_when_ended(),
-                )
-            finally:
-                generation.close_link(link)
+            with contextlib.closing(carrier):
+                link = generation.open_link(hello, identity.shards, wire, carrier)
+                try:
+                    await context.write(self._welcome(life, wire, in_segment=segment is not None))
+                    await race(
+                        _read_credits(requests, link),
+                        _write_frames(context, link),
+                        _raise_when_cut(link),
+                        generation.raise_when_ended(),
+                    )
+                finally:
+                    generation.close_link(link)
 
     def _welcome(self, life: LiveStage, wire: WireName, *, in_segment: bool) -> bytes:
         identity, shard = life.identity, life.identity.shard
@@ -267,7 +268,7 @@ async def _write_frames(context: RawContext, link: LinkSender) -> None:
 
 
 async def _raise_when_cut(link: LinkSender) -> None:
-    raise await link.ended
+    raise await asyncio.shield(link.ended)
 
 
 def _hello(message: bytes) -> pb.LinkHello:

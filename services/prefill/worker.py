@@ -197,6 +197,7 @@ class StageWorker:
                 self._take(record)
             except Exception as error:
                 self._receive(WorkerFailed(self._generation, error))
+            del record  # and with it the cell of a segment that may have ended
 
     def _take(self, record: BeginGeneration | RunStep | CopyFrame) -> None:
         if isinstance(record, CopyFrame):

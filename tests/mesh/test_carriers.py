@@ -37,7 +37,7 @@ def descriptors(mesh: Mesh, name: str) -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("shared_mib", [0, 2, 16])
+@pytest.mark.parametrize("shared_mib", [0, 4, 16])
 async def test_a_mesh_says_the_same_however_its_kv_travels(
     tmp_path: Path, tiny_model_dir: Path, shared_mib: int
 ) -> None:

@@ -45,6 +45,7 @@ KEYS = {
     "cpu_s_per_gb",
     "peak_bytes",
     "frame_bytes",
+    "shm_frame_bytes",
     "reasons",
     "aims_missed",
 }
