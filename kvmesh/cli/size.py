@@ -12,6 +12,7 @@ from rich.console import Console
 from kvmesh.cli import measured, size_given
 from kvmesh.cli.size_report import Answer, as_json, drawn
 from kvmesh.errors import BadConfig
+from kvmesh.kv.layout import DTYPE_BYTES
 from kvmesh.sizing.outlook import outlook
 from kvmesh.sizing.plan import fewest, full_first, highest_rate, signs
 
@@ -48,7 +49,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", cach
     mesh.add_argument("--overhead", type=_not_negative, help="seconds of a first token besides (default 0)")
     model = size.add_argument_group("the model, for --kv-gib and --link-gb")
     model.add_argument("--model", help="smollm2, a GGUF file, or a Hugging Face directory")
-    model.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of KV (default %(default)s)")
+    model.add_argument("--dtype", choices=tuple(DTYPE_BYTES), default="fp32", help="of KV (default %(default)s)")
     model.add_argument("--kv-bytes-per-token", type=_positive, help="instead of --model: bytes over all layers")
     model.add_argument("--cache-dir", type=Path, default=cache_dir, help="keeps converted models (default %(default)s)")
     running = size.add_argument_group("a mesh that runs: what is not given is read from its Prometheus")

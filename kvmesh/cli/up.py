@@ -26,6 +26,7 @@ from kvmesh.cli.tls_given import add_tls_flags, tls_given, tls_words
 from kvmesh.cli.watch import pictures, standing_pairs, until_ready
 from kvmesh.client import Client
 from kvmesh.errors import KvmeshError, Unavailable
+from kvmesh.kv.layout import DTYPE_BYTES
 from kvmesh.model.source import is_converted, resolve
 from kvmesh.rpc.tasks import race
 
@@ -54,7 +55,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", cach
     up.add_argument("--pp", type=_at_least_1, default=2, help="stages of a pipeline (default %(default)s)")
     up.add_argument("--pipelines", type=_at_least_1, default=1, help="pipelines (default %(default)s)")
     up.add_argument("--decoders", type=_at_least_1, default=1, help="decoders (default %(default)s)")
-    up.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="weights, activations and KV")
+    up.add_argument("--dtype", choices=tuple(DTYPE_BYTES), default="fp32", help="weights, activations and KV")
     up.add_argument(
         "--stage-threads", type=_at_least_1, default=1, help="compute threads of a stage (default %(default)s)"
     )

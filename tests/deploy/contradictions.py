@@ -179,15 +179,16 @@ def _of_pipelines(documents: list[Document]) -> Iterator[str]:
 
 
 def _of_formats(documents: list[Document]) -> Iterator[str]:
-    """KV goes from stages to decoders as it is: they pair only where both are the same."""
-    for field in ("dtype", "page_size"):
-        told: dict[str, set[object]] = {"prefill": set(), "decode": set()}
-        for pod, settings in _settled(documents):
-            if pod.service in told:
-                told[pod.service].add(getattr(settings, field))
-        stages, decoders = (sorted(map(str, told[s])) for s in ("prefill", "decode"))
-        if len(told["prefill"] | told["decode"]) > 1:
-            yield f"{field} is {' and '.join(stages)} for stages, {' and '.join(decoders)} for decoders"
+    """Stages hand each other activations as they are, and rank 0 gives out the pages of all. Decoders may differ from them."""
+    told: dict[tuple[str, str], set[str]] = {}
+    for pod, settings in _settled(documents):
+        if pod.service == "prefill":
+            for field in ("dtype", "page_size", "num_pages", "max_tokens"):
+                pipeline = settings.pipeline  # type: ignore[attr-defined]
+                told.setdefault((pipeline, field), set()).add(str(getattr(settings, field)))
+    for (pipeline, field), values in told.items():
+        if len(values) > 1:
+            yield f"{field} is {' and '.join(sorted(values))} for stages of pipeline {pipeline}"
 
 
 def _of_service(service: Document, documents: list[Document]) -> Iterator[str]:

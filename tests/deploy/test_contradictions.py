@@ -130,14 +130,6 @@ IN_BASE = {
         keeps("kvmesh-decode", "51%"),
         "PodDisruptionBudget kvmesh-decode keeps 1 of 1",
     ),
-    "decoders of another dtype": (
-        variable("kvmesh-decode", "KVMESH_DTYPE", "bf16"),
-        "dtype is fp32 for stages, bf16 for decoders",
-    ),
-    "decoders of other pages": (
-        variable("kvmesh-decode", "KVMESH_PAGE_SIZE", "32"),
-        "page_size is 16 for stages, 32 for decoders",
-    ),
     "too little time to load": (
         within("kvmesh-decode", ".containers.0.startupProbe.failureThreshold", 30),
         "startupProbe allows 60 s, 3072 MiB of memory may take 62 s to load",
@@ -152,6 +144,13 @@ IN_PRODUCTION = {
     "two pipelines of one name": (
         variable("kvmesh-prefill-p1", "KVMESH_PIPELINE", "p0"),
         "both are rank 0 of pipeline p0",
+    ),
+    "stages of one pipeline with other pages": (
+        lambda documents: [
+            variable("kvmesh-prefill-p1", "KVMESH_PIPELINE", "p0")(documents),
+            variable("kvmesh-prefill-p1", "KVMESH_PAGE_SIZE", "32")(documents),
+        ],
+        "page_size is 16 and 32 for stages of pipeline p0",
     ),
     "a claim that is not there": (
         within("kvmesh-decode", ".volumes.2.persistentVolumeClaim.claimName", "model"),
@@ -226,6 +225,13 @@ CASES = [
 @pytest.mark.parametrize(("name", "change", "line"), CASES)
 def test_a_contradiction_is_noticed(name: str, change: Change, line: str) -> None:
     assert line in changed(rendered(name), change)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("KVMESH_DTYPE", "bf16"), ("KVMESH_PAGE_SIZE", "32"), ("KVMESH_NUM_PAGES", "9")]
+)
+def test_decoders_may_have_other_pages_and_another_dtype_than_stages(name: str, value: str) -> None:
+    assert not changed(rendered("base"), variable(DECODE, name, value))
 
 
 @pytest.mark.parametrize(("change", "line"), WITH_TLS.values(), ids=WITH_TLS)

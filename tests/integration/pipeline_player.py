@@ -12,7 +12,7 @@ from registry_players import SECONDS, Stage
 
 from kvmesh.descriptor import KV_WIRES, describe
 from kvmesh.kv.frames import FrameHeader, FrameKind, open_frame, seal
-from kvmesh.kv.layout import Shard, plan_shards
+from kvmesh.kv.layout import Shard, WireName, plan_shards
 from kvmesh.model.files import ModelFiles
 from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc.channels import server_options
@@ -31,7 +31,7 @@ NUMBERS = count(1)
 class PlayedPipeline(PrefillServiceServicer):
     """What the decoder dials."""
 
-    def __init__(self, model: Path, num_shards: int = 1) -> None:
+    def __init__(self, model: Path, num_shards: int = 1, kv_wire: WireName = "fp32") -> None:
         files = ModelFiles.open(model)
         sizes = {"page_size": 4, "num_pages": 64, "max_tokens": 0}
         self.number = next(NUMBERS)
@@ -45,6 +45,7 @@ class PlayedPipeline(PrefillServiceServicer):
         width = self.descriptor.num_kv_heads // num_shards
         self.heads = [(at * width, (at + 1) * width) for at in range(num_shards)]
         """Of the shards it sends."""
+        self._kv_wire = kv_wire
 
     @property
     def incarnation(self) -> int:
@@ -100,7 +101,7 @@ class PlayedPipeline(PrefillServiceServicer):
             stage=self.incarnation,
             layers=own.layers,
             heads=[types_pb2.HeadRange(begin=begin, end=end) for begin, end in self.heads],
-            kv_wire=KV_WIRES["fp32"],
+            kv_wire=KV_WIRES[self._kv_wire],
         )
         await context.write(seal(FrameHeader(FrameKind.WELCOME), welcome.SerializeToString()))
         while True:
@@ -123,10 +124,18 @@ class PlayedPipeline(PrefillServiceServicer):
 
 @asynccontextmanager
 async def played_pipeline(
-    stub: BootstrapServiceStub, model: Path, tls: Tls | None = None, num_shards: int = 1
+    stub: BootstrapServiceStub,
+    model: Path,
+    tls: Tls | None = None,
+    num_shards: int = 1,
+    kv_wire: WireName = "fp32",
 ) -> AsyncIterator[PlayedPipeline]:
-    """A pipeline that is registered and served; gone at the end, lease and process."""
-    played = PlayedPipeline(model, num_shards)
+    """A pipeline that is registered and served; gone at the end, lease and process.
+
+    Args:
+        kv_wire: what it says it will send, whatever was asked for.
+    """
+    played = PlayedPipeline(model, num_shards, kv_wire)
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(2.0))
     add_PrefillServiceServicer_to_server(played, server)
     server.add_generic_rpc_handlers((raw_stream_handler("kvmesh.v1.PrefillService", {"Link": played.Link}),))

@@ -35,6 +35,7 @@ class Decoder:
     health: str
     metrics: str
     model: Path
+    log: Path
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> I
     sizes = ("--num-pages", str(NUM_PAGES), "--page-size", "4", "--max-running-rooms", str(PLACES))
     flags = ("--bootstrap", said["address"], "--model", str(tiny_model_dir), *sizes)
     process, own = start_in_background("decode", tmp / "decode.log", *flags)
-    yield Decoder(said["address"], own["address"], own["health"], own["metrics"], tiny_model_dir)
+    yield Decoder(said["address"], own["address"], own["health"], own["metrics"], tiny_model_dir, tmp / "decode.log")
     assert [end_in_background(p) for p in (process, registry)] == [0, 0]
 
 
@@ -105,6 +106,18 @@ async def metrics_of(decoder: Decoder) -> dict[str, float]:
 async def tokens_of(call: Any) -> list[decode_pb2.GenerateRoomResponse]:
     with peer_errors("the decoder"):
         return [response async for response in call]
+
+
+async def test_a_stage_that_will_send_what_was_not_asked_for_is_not_paired_with(decoder: Decoder) -> None:
+    async with dial(decoder.registry) as registry:
+        stub = BootstrapServiceStub(registry)
+        async with played_pipeline(stub, decoder.model, kv_wire="int8") as pipeline:
+            said = f"kv_wire: decoder asks for auto, rank 0 of played{pipeline.number} sends int8"
+            async with asyncio.timeout(SECONDS):
+                while said not in decoder.log.read_text():  # noqa: ASYNC110 - another process writes it
+                    await asyncio.sleep(0.05)
+            assert not [m for m in pipeline.heard if m.WhichOneof("message") == "admit"]
+        await pictured(stub, lambda picture: not picture.decoders[0].load.paired_generations)
 
 
 async def test_health_needs_no_pipeline(decoder: Decoder) -> None:
