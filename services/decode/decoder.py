@@ -125,7 +125,7 @@ class Decoder:
 
     async def _raise_when_failed(self) -> None:
         error = await self._failed
-        raise Internal("a thread of the decoder failed") from error
+        raise Internal("the decoder failed at what its threads do, or say") from error
 
     def _heartbeat(self) -> bootstrap_pb2.Heartbeat:
         books = self._rooms.books
@@ -143,6 +143,17 @@ class Decoder:
         self._loop.call_soon_threadsafe(self._receive, report)
 
     def _receive(self, report: Report) -> None:
+        """What can't be dealt with ends the process: the event loop would only log it, and rooms would hang."""
+        try:
+            self._deal_with(report)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_result(error)
+
+    def _deal_with(self, report: Report) -> None:
         if isinstance(report, TokenDrawn):
             self._rooms.drew(report)
         elif isinstance(report, Received):
@@ -155,5 +166,5 @@ class Decoder:
             self._rooms.broke(report)
         elif isinstance(report, LinkBroken):
             self._pairings.break_off(report.pairing, report.error)
-        elif isinstance(report, WorkerFailed) and not self._failed.done():
-            self._failed.set_result(report.error)
+        elif isinstance(report, WorkerFailed):
+            self._fail(report.error)
