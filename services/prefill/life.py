@@ -22,7 +22,8 @@ from kvmesh.rpc.tls import Tls
 from kvmesh.telemetry import logs
 from kvmesh.v1 import bootstrap_pb2, types_pb2
 from services.prefill.downstream import Downstream
-from services.prefill.generation import DRAINED, Generation, show_no_generation
+from services.prefill.gauges import show_no_generation
+from services.prefill.generation import DRAINED, Generation
 from services.prefill.head import Head
 from services.prefill.registration import Registrant, StageLease
 from services.prefill.worker import StageWorker

@@ -20,7 +20,8 @@ from kvmesh.rpc.tls import TLS_REASON
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from kvmesh.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
-from services.prefill.generation import Generation, show_age, show_no_generation
+from services.prefill.gauges import show_age, show_no_generation
+from services.prefill.generation import Generation
 from services.prefill.life import LiveStage, StageIdentity
 from services.prefill.registration import StageLease
 from services.prefill.servicer import PrefillServicer

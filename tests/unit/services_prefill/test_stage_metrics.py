@@ -18,7 +18,8 @@ from kvmesh.protocol.sending import Computed
 from kvmesh.telemetry import metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.carrier import OnStream
-from services.prefill.generation import Generation, show_age, show_no_generation
+from services.prefill.gauges import show_age, show_no_generation
+from services.prefill.generation import Generation
 from services.prefill.head import Head
 from services.prefill.stage import _generation_of
 from services.prefill.worker import CopyFrame, LayersDone
