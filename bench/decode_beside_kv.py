@@ -40,8 +40,8 @@ from services.decode.records import (
     OpenRoom,
     Received,
     Report,
+    ThreadFailed,
     TokenDrawn,
-    WorkerFailed,
 )
 from services.decode.threads import DecodeThreads
 from services.decode.worker import DecodeWorker
@@ -65,7 +65,7 @@ class OneThread:
     def __init__(self, runner: Runner, receive: Callable[[Report], None]) -> None:
         self._inbox: Inbox[Arrival | LetGo | HandedOver] = Inbox()
         self._receive = receive
-        self._copier = Copier(runner.pool, runner.vocab_size, self._inbox.post, receive)
+        self._copier = Copier(runner.pool, runner.vocab_size, self._inbox.post, receive, self._inbox.moved)
         self._worker = DecodeWorker(runner, self._inbox.post, receive, self._inbox.moved)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -86,7 +86,7 @@ class OneThread:
         try:
             self._inbox.serve(self._take, self._worker.turn)
         except Exception as error:
-            self._receive(WorkerFailed(error))
+            self._receive(ThreadFailed(error))
 
     def _take(self, record: Arrival | LetGo | HandedOver) -> None:
         if isinstance(record, HandedOver):
@@ -124,12 +124,12 @@ class Round:
             threads.post(self._opened(room, max_output_len=self._steps + 2))
             for message in self._frames(room):
                 self._posted += len(message) - HEADER_BYTES
-                threads.post(FrameArrived(PAIRING, RANK, message, monotonic()))
+                threads.post(self._arrived(message))
             token = seal(
                 FrameHeader(FrameKind.FIRST_TOKEN, room=room, pairing=PAIRING),
                 pb.FirstToken(token=1).SerializeToString(),
             )
-            threads.post(FrameArrived(PAIRING, RANK, token, monotonic()))
+            threads.post(self._arrived(token))
         self._begun.wait(MOST_SECONDS)
         began, before = monotonic(), self._written
         if way != "alone":
@@ -155,7 +155,7 @@ class Round:
                 began = monotonic() - posted / bytes_per_second  # what was not sent in time is not made up for
             posted += len(message) - HEADER_BYTES
             self._posted += len(message) - HEADER_BYTES
-            post(FrameArrived(PAIRING, RANK, message, monotonic()))
+            post(self._arrived(message))
 
     def _again(self, room: int, frames: Sequence[bytes], post: Callable[[Arrival], None]) -> Iterator[bytes]:
         for number, message in zip(count(), cycle(frames)):
@@ -163,6 +163,9 @@ class Round:
                 post(CloseRoom(RoomId(room)))
                 post(self._opened(room, max_output_len=2))
             yield message
+
+    def _arrived(self, message: bytes) -> FrameArrived:
+        return FrameArrived(PAIRING, RANK, message, monotonic(), self._runner.pool.shard.dtype)
 
     def _opened(self, room: int, max_output_len: int) -> OpenRoom:
         begin = (room - 1) * self._pages_of_room
@@ -196,7 +199,7 @@ class Round:
                 self._drawn_at.append(report.drawn_at)
             if len(self._drawn_at) > self._steps:
                 self._enough.set()
-        elif isinstance(report, WorkerFailed):
+        elif isinstance(report, ThreadFailed):
             self._failed = report.error
             self._begun.set()
             self._enough.set()

@@ -1,9 +1,9 @@
 """The KV memory of one process: pages of K and V for a range of layers, and the only code that copies in or out of it.
 
-The worker thread that runs the model owns a pool; nothing else touches one. A pool knows no room and no allocator: it is
-told page ids. One tensor, [L, 2 (K, V), H, P * S, D]: slot = page * S + offset, so adjacent pages are adjacent slots and
-a room in a contiguous run is read as a view, and a frame is one strided copy. What travels may be of another format than
-the pool (`wire`): then the copy goes through a tensor of one frame, which stays in the cache.
+A stage's pool is its worker's alone; a decoder's two threads share one, and each page is one's at a time. A pool knows no room
+and no allocator: it is told page ids. One tensor, [L, 2 (K, V), H, P * S, D]: slot = page * S + offset, so adjacent pages are
+adjacent slots and a room in a contiguous run is read as a view, and a frame is one strided copy. What travels may be of another
+format than the pool (`wire`): then the copy goes through a tensor of one frame, which stays in the cache.
 """
 
 from collections.abc import Sequence

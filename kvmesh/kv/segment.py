@@ -59,9 +59,8 @@ class Segment:
         """
         self.num_cells, self.cell_bytes = num_cells, cell_bytes
         size = num_cells * cell_bytes
-        # Mapped whole at once: faults would come one by one in the middle of the copies.
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        self._memory = memoryview(mmap.mmap(descriptor, size, flags, mmap.PROT_READ | mmap.PROT_WRITE))
+        # Not populated: that takes the event loop's time. A cell's pages are mapped when threads first copy to it and from it.
+        self._memory = memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
 
     def cell(self, index: int) -> Cell:
         """Cell `index`.

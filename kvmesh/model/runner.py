@@ -1,7 +1,8 @@
 """A range of a model's layers with their pages, run forward. Called by the workers of prefill stages and of decoders.
 
-One forward serves prefill chunks, decode rows and mixtures of them. The thread that calls it owns the runner and its
-pool. It knows spans of sequences in pages; rooms, steps and who allocates pages are its callers' concern.
+One forward serves prefill chunks, decode rows and mixtures of them. The thread that calls it owns the runner; pages that no
+span names may be written by another thread meanwhile. It knows spans of sequences in pages; rooms, steps and who allocates
+pages are its callers' concern.
 """
 
 from collections.abc import Callable, Sequence

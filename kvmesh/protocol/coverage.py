@@ -49,9 +49,11 @@ def check_tiling(shards: Sequence[ShardSpan], num_layers: int, num_heads: int) -
             covered = end
         if covered != num_heads:
             raise Misfit(f"layer {layer}: shards send heads {heads}, the decoder holds [0, {num_heads})")
-    outside = [s for s in shards if not 0 <= s.layer_begin < s.layer_end <= num_layers]
-    if outside:
-        raise Misfit(f"layers [{outside[0].layer_begin}, {outside[0].layer_end}) lie outside the model's {num_layers}")
+    for shard in shards:
+        if not 0 <= shard.layer_begin < shard.layer_end <= num_layers:
+            raise Misfit(f"layers [{shard.layer_begin}, {shard.layer_end}) lie outside the model's {num_layers}")
+        if shard.head_begin >= shard.head_end:
+            raise Misfit(f"heads [{shard.head_begin}, {shard.head_end}) are none: they could never arrive")
 
 
 class Spans:
@@ -99,7 +101,6 @@ class Coverage:
             for rank, own in shards.items()
         }
         self._missing = sum(len(layers) for own in self._shards.values() for _, layers in own) * (end - begin)
-        self.repeats = 0
 
     @property
     def complete(self) -> bool:
@@ -125,7 +126,6 @@ class Coverage:
         there = sum(spans.overlap(token_begin, token_end) for spans in layers)
         size = len(layers) * (token_end - token_begin)
         if there == size:
-            self.repeats += 1
             return Arrival.REPEAT
         if there:
             raise Corrupt(

@@ -33,7 +33,6 @@ class Outcome(Enum):
 class OpenedRoom(Generic[Item]):
     """A room whose KV may be written once it has its grant."""
 
-    room: RoomId
     pairing: PairingNumber
     pages: tuple[PageId, ...]
     coverage: Coverage
@@ -80,7 +79,7 @@ class Receiving(Generic[Item]):
     ) -> OpenedRoom[Item]:
         """A room holds pages; KV of tokens [begin, end) is planned."""
         awaited = {other for other, held in self._held.items() if not set(held).isdisjoint(pages)}
-        opened = self._rooms[room] = OpenedRoom[Item](room, pairing, pages, Coverage(shards, begin, end), awaited)
+        opened = self._rooms[room] = OpenedRoom[Item](pairing, pages, Coverage(shards, begin, end), awaited)
         return opened
 
     def put_aside(self, room: RoomId, item: Item) -> bool:

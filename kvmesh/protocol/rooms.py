@@ -50,7 +50,7 @@ class Ask(Enum):
     RECEIVED = "received"
     DROP = "drop"
     RELEASE = "release"
-    """Close the room at the copier; its pages are free behind that in the copier's queue."""
+    """Close the room at the copier; behind that its pages are free, or held until the worker lets them go."""
 
 
 _W, _R, _N, _E = RoomState.WAITING, RoomState.RECEIVING, RoomState.RUNNING, RoomState.ENDED

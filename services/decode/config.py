@@ -10,6 +10,9 @@ from kvmesh.kv.segment import CELL_BYTES, CELL_FRAME_BYTES, MAX_SEGMENT_BYTES
 from kvmesh.rpc.membership import MemberSettings
 from kvmesh.settings import setting
 
+MAX_WINDOW_MIB = 2048
+"""The bytes of a window, and of the credit for all of it and a frame, are told in 32 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings(MemberSettings):
@@ -41,6 +44,8 @@ class DecodeSettings(MemberSettings):
         for name in ("threads", "num_pages", "page_size", "max_running_rooms", "window_mib", "in_flight_mib"):
             if getattr(self, name) < 1:
                 raise BadConfig(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        if self.window_mib > MAX_WINDOW_MIB:
+            raise BadConfig(f"window_mib is {self.window_mib}; at most {MAX_WINDOW_MIB} is possible")
         if self.dtype not in DTYPE_BYTES:
             raise BadConfig(f"dtype is {self.dtype!r}; fp32, bf16 and fp16 are supported")
         if self.kv_wire not in ("auto", "int8", "fp8"):

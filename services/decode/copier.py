@@ -10,7 +10,7 @@ from time import monotonic
 
 from google.protobuf.message import DecodeError
 
-from kvmesh.errors import KvmeshError
+from kvmesh.errors import Corrupt, KvmeshError
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, kind_of, open_frame
 from kvmesh.kv.pool import PagePool
 from kvmesh.protocol.coverage import ShardSpan
@@ -48,15 +48,21 @@ class Copier:
     """What the thread does with each record."""
 
     def __init__(
-        self, pool: PagePool, vocab_size: int, tell_worker: Callable[[HandedOver | CloseRoom], None], receive: Receive
+        self,
+        pool: PagePool,
+        vocab_size: int,
+        tell_worker: Callable[[HandedOver | CloseRoom], None],
+        receive: Receive,
+        moved: Callable[[], None],
     ) -> None:
         """Args:
         pool: the decoder's; only pages that belong to the copier are written.
         tell_worker: posts to the decode worker.
+        moved: called after every frame: many may be due at once.
         """
         self._pool = pool
         self._vocab_size = vocab_size
-        self._tell_worker = tell_worker
+        self._tell_worker, self._moved = tell_worker, moved
         self._receive = receive
         self._receiving: Receiving[_Opened] = Receiving()
         self._rooms: dict[RoomId, OpenRoom] = {}
@@ -99,14 +105,25 @@ class Copier:
         try:
             header, payload = open_frame(arrived.message)
         except KvmeshError as error:
-            _count("corrupt")
-            self._receive(LinkBroken(arrived.pairing, error))
-            if kind_of(arrived.message) == FrameKind.KV:
-                self._dealt_with(arrived, len(arrived.message) - HEADER_BYTES)
+            self._break_link(arrived, error)
+            return
+        if header.kind not in (FrameKind.KV, FrameKind.FIRST_TOKEN):
+            self._break_link(arrived, Corrupt(f"a stage sent {header.kind.name}", reason="frame"))
+            return
+        if header.kind is FrameKind.KV and header.dtype != arrived.wire:
+            self._break_link(
+                arrived, Corrupt(f"KV came as {header.dtype}, it was to come as {arrived.wire}", reason="frame")
+            )
             return
         opened = _Opened(arrived, header, payload)
         if not self._receiving.put_aside(RoomId(header.room), opened):
             self._deal_with([opened])
+
+    def _break_link(self, arrived: FrameArrived, error: KvmeshError) -> None:
+        _count("corrupt")
+        self._receive(LinkBroken(arrived.pairing, error))
+        if kind_of(arrived.message) == FrameKind.KV:
+            self._dealt_with(arrived, len(arrived.message) - HEADER_BYTES)
 
     def _deal_with(self, due: list[_Opened]) -> None:
         for opened in due:
@@ -115,8 +132,9 @@ class Copier:
                 self._receive_kv(arrived, header, payload)
                 metrics.KV_RECEIVED_BYTES_TOTAL.inc(len(payload))
                 self._dealt_with(arrived, len(payload))
-            elif header.kind is FrameKind.FIRST_TOKEN:
+            else:
                 self._receive_first_token(arrived, header, payload)
+            self._moved()
 
     def _dealt_with(self, arrived: FrameArrived, num_bytes: int) -> None:
         self._receive(Received(arrived.pairing, arrived.rank, num_bytes, arrived.cell))

@@ -24,8 +24,8 @@ from services.decode.records import (
     Report,
     RoomBroken,
     RoomComplete,
+    ThreadFailed,
     TokenDrawn,
-    WorkerFailed,
 )
 from services.decode.registration import DecoderLease
 from services.decode.rooms import Rooms
@@ -166,5 +166,5 @@ class Decoder:
             self._rooms.broke(report)
         elif isinstance(report, LinkBroken):
             self._pairings.break_off(report.pairing, report.error)
-        elif isinstance(report, WorkerFailed):
+        elif isinstance(report, ThreadFailed):
             self._fail(report.error)

@@ -9,7 +9,7 @@ import asyncio
 
 
 class InFlight:
-    """Payload bytes that this process holds for its worker."""
+    """Payload bytes that this process holds for its copier."""
 
     def __init__(self, limit_bytes: int) -> None:
         """Args:

@@ -41,7 +41,7 @@ class Inbox(Generic[Record]):
         while self._wait(busy):
             while (record := self._next()) is not None:
                 take(record)
-            busy = turn()
+            busy = not self._stopping and turn()
 
     def stop(self) -> None:
         """Lets the thread end after what it is doing; what is still queued is left."""

@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from kvmesh.descriptor import KV_WIRE_NAMES, KV_WIRES
 from kvmesh.errors import Corrupt, KvmeshError, Misfit, Unavailable
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader, FrameKind, handles_in, kind_of, open_frame, seal, seal_credit
-from kvmesh.kv.layout import is_quantised, is_wire
-from kvmesh.kv.segment import Cell, OfferedSegment, Segment, offer_segment
+from kvmesh.kv.layout import WireName, is_quantised, is_wire
+from kvmesh.kv.segment import Cell, OfferedSegment, Segment
 from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, Rank, short
 from kvmesh.protocol.pairing import Ask, Pairing
@@ -35,6 +35,7 @@ from kvmesh.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.v1.types_pb2 import Descriptor, Member
 from services.decode.in_flight import InFlight
 from services.decode.records import FrameArrived, Received
+from services.decode.segments import Segments
 
 log = logs.get(__name__)
 
@@ -54,10 +55,10 @@ class DecoderIdentity:
     window_bytes: int
     """KV that each stage may have in flight."""
     watchdog_seconds: float
+    in_flight_bytes: int
+    """KV of all stages together that may wait for the copier."""
     shared_cells: int = 0
     """Cells of shared memory for each stage on this host."""
-    in_flight_bytes: int = 1 << 28
-    """KV of all stages together that may wait for the worker."""
     tls: Tls | None = None
     """What stages are dialled with."""
     kv_wire: str = "auto"
@@ -82,7 +83,13 @@ class PairingStreams:
     """One pairing and its streams."""
 
     def __init__(
-        self, pipeline: WholePipeline, number: PairingNumber, own: DecoderIdentity, told: Told, in_flight: InFlight
+        self,
+        pipeline: WholePipeline,
+        number: PairingNumber,
+        own: DecoderIdentity,
+        told: Told,
+        in_flight: InFlight,
+        offers: Segments,
     ) -> None:
         self.pipeline = pipeline.pipeline
         self.generation = Generation(pipeline.generation)
@@ -90,13 +97,14 @@ class PairingStreams:
         self._stages: Sequence[Member] = pipeline.stages
         self._own = own
         self._told = told
-        self._in_flight = in_flight
+        self._in_flight, self._offers = in_flight, offers
         descriptor = own.descriptor
         self._pairing = Pairing(
             number, self.generation, len(self._stages), descriptor.num_layers, descriptor.num_kv_heads
         )
         self._links: dict[Rank, RawCall] = {}
         self._segments: dict[Rank, Segment] = {}
+        self._wires: dict[Rank, WireName] = {}
         self._credits: dict[Rank, asyncio.Queue[Received]] = {}
         self._control: asyncio.Queue[pb.ControlRequest] = asyncio.Queue()  # one Admit and one end a room
         self._broken: asyncio.Future[KvmeshError] = asyncio.get_running_loop().create_future()
@@ -163,12 +171,12 @@ class PairingStreams:
 
     async def _greet(self, rank: Rank) -> list[ShardSpan]:
         """HELLO out, WELCOME in."""
-        offered = offer_segment(self._own.shared_cells)
+        offered = self._offers.offer()
         try:
             welcome = await self._exchange_greetings(rank, offered)
-            self._check_wire(rank, welcome)
+            self._wires[rank] = self._told_wire(rank, welcome)
             if offered is not None and welcome.in_segment:
-                self._segments[rank] = offered.taken()
+                self._segments[rank] = self._offers.take(offered)
         finally:
             if offered is not None:
                 offered.close()
@@ -203,13 +211,16 @@ class PairingStreams:
             raise Misfit(f"another process than {self._who(rank)} answered its link")
         return welcome
 
-    def _check_wire(self, rank: Rank, welcome: pb.LinkWelcome) -> None:
-        """Raises:
-        Misfit: the stage will send another format than this decoder asked for, or one that it can't read.
+    def _told_wire(self, rank: Rank, welcome: pb.LinkWelcome) -> WireName:
+        """The format in which the stage will send KV.
+
+        Raises:
+            Misfit: it is another than this decoder asked for, or one that it can't read.
         """
         asked, told = self._own.kv_wire, KV_WIRE_NAMES.get(welcome.kv_wire, str(welcome.kv_wire))
         if not is_wire(told) or (told != asked and (asked != "auto" or is_quantised(told))):
             raise Misfit(f"kv_wire: decoder asks for {asked}, {self._who(rank)} sends {told}")
+        return told
 
     async def _open_control(self, stack: AsyncExitStack) -> None:
         stage, who = self._stages[0], self._who(Rank(0))
@@ -250,16 +261,16 @@ class PairingStreams:
             await asyncio.gather(reading, return_exceptions=True)
 
     async def _read_frames(self, rank: Rank) -> None:
-        call, segment, in_flight = self._links[rank], self._segments.get(rank), self._in_flight
+        call, segment, in_flight, wire = self._links[rank], self._segments.get(rank), self._in_flight, self._wires[rank]
         with peer_errors(self._who(rank)):
             while (message := await streams.read(call)) is not None:
                 arrived = monotonic()
                 kind = kind_of(message)
                 if kind == FrameKind.IN_CELLS and segment is not None:
                     for frame in frames_in(segment, message):
-                        self._told.frame(FrameArrived(self.number, rank, frame.memory, arrived, frame.number))
+                        self._told.frame(FrameArrived(self.number, rank, frame.memory, arrived, wire, frame.number))
                     continue
-                self._told.frame(FrameArrived(self.number, rank, message, arrived))
+                self._told.frame(FrameArrived(self.number, rank, message, arrived, wire))
                 if kind == FrameKind.KV:
                     in_flight.took(len(message) - HEADER_BYTES)
                     await in_flight.below_limit()
@@ -310,4 +321,7 @@ def frames_in(segment: Segment, message: bytes) -> Iterator[Cell]:
         cell = segment.cell(handle.cell)
         if handle.num_bytes > len(cell.memory):
             raise Corrupt(f"a frame of {handle.num_bytes} bytes in a cell of {len(cell.memory)}", reason="frame")
-        yield Cell(cell.number, cell.memory[: handle.num_bytes])
+        frame = Cell(cell.number, cell.memory[: handle.num_bytes])
+        if kind_of(frame.memory) != FrameKind.KV:
+            raise Corrupt(f"what stands in cell {cell.number} is no KV frame", reason="frame")
+        yield frame

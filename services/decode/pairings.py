@@ -15,6 +15,7 @@ from kvmesh.v1.bootstrap_pb2 import WholePipeline
 from services.decode.in_flight import InFlight
 from services.decode.links import DecoderIdentity, PairingStreams, Told
 from services.decode.records import Received
+from services.decode.segments import Segments
 
 log = logs.get(__name__)
 
@@ -39,7 +40,7 @@ class Pairings:
         self._lost = lost
         self._changed = changed
         self._book = PairingBook()
-        self._in_flight = InFlight(own.in_flight_bytes)
+        self._in_flight, self._offers = InFlight(own.in_flight_bytes), Segments(own.shared_cells)
         self._streams: dict[Generation, PairingStreams] = {}
         """Those that stand."""
         self._tasks: dict[Generation, asyncio.Task[None]] = {}
@@ -54,7 +55,7 @@ class Pairings:
         return next((p for p in self._streams.values() if p.number == number), None)
 
     def credit(self, dealt: Received) -> None:
-        """The worker dealt with a frame; a pairing that ended needs no credit."""
+        """The copier dealt with a frame; a pairing that ended needs no credit."""
         if dealt.cell is None:
             self._in_flight.dealt(dealt.num_bytes)
         pairing = self.by_number(dealt.pairing)
@@ -115,7 +116,9 @@ class Pairings:
 
     async def _pair_once(self, pipeline: WholePipeline, trouble: logs.OnChange) -> None:
         generation = Generation(pipeline.generation)
-        streams = PairingStreams(pipeline, self._book.next_number(), self._own, self._told, self._in_flight)
+        streams = PairingStreams(
+            pipeline, self._book.next_number(), self._own, self._told, self._in_flight, self._offers
+        )
         error: KvmeshError = Unavailable(f"the pairing with {pipeline.pipeline} ended", reason="pairing_lost")
         try:
             await streams.run()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvmesh.errors import KvmeshError
+from kvmesh.kv.layout import WireName
 from kvmesh.model.sampling import SamplingParams
 from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import PageId, PairingNumber, Rank, RoomId
@@ -54,6 +55,8 @@ class FrameArrived:
     message: bytes | memoryview
     arrived: float
     """Monotonic time."""
+    wire: WireName
+    """In which format the stage said that it sends KV."""
     cell: int | None = None
     """Where in the link's segment it stands."""
 
@@ -131,12 +134,12 @@ class LinkBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFailed:
+class ThreadFailed:
     """A thread failed: the process must end."""
 
     error: BaseException
 
 
-Report = Received | FirstTokenArrived | RoomComplete | TokenDrawn | RoomBroken | LinkBroken | WorkerFailed
+Report = Received | FirstTokenArrived | RoomComplete | TokenDrawn | RoomBroken | LinkBroken | ThreadFailed
 Receive = Callable[[Report], None]
 """Called in a thread with each of its reports; hands it to the event loop."""

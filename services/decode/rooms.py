@@ -138,12 +138,14 @@ class Rooms:
 
     def close(self, live: LiveRoom) -> None:
         """The call of a room ended, however: the room ends everywhere. Already ended: only forgotten."""
-        self._tell(live.room, RoomEvent.CANCELLED)
-        self._live.pop(live.room, None)
-        live.trace(monotonic())
-        metrics.ROOMS_ENDED_TOTAL.labels(reason=live.why_ended).inc()
-        if not self._live:
-            self.empty.set()
+        try:
+            self._tell(live.room, RoomEvent.CANCELLED)
+        finally:
+            self._live.pop(live.room, None)
+            live.trace(monotonic())
+            metrics.ROOMS_ENDED_TOTAL.labels(reason=live.why_ended).inc()
+            if not self._live:
+                self.empty.set()
 
     # From the threads.
 

@@ -1,7 +1,7 @@
 """The two threads that share a decoder's pages, composed: the copier, which receives, and the worker, which decodes.
 
 Called by the decoder (start, stop, how long one has not moved), its rooms and its links (post). A failure of either is reported
-as WorkerFailed.
+as ThreadFailed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from services.decode.records import (
     LetGo,
     OpenRoom,
     Receive,
-    WorkerFailed,
+    ThreadFailed,
 )
 from services.decode.worker import DecodeWorker
 
@@ -36,7 +36,7 @@ class DecodeThreads:
         self._receive = receive
         self._arrivals: Inbox[OpenRoom | CloseRoom | FrameArrived | LetGo] = Inbox()
         self._handed: Inbox[HandedOver | CloseRoom] = Inbox()
-        self._copier = Copier(runner.pool, runner.vocab_size, self._handed.post, receive)
+        self._copier = Copier(runner.pool, runner.vocab_size, self._handed.post, receive, self._arrivals.moved)
         self._worker = DecodeWorker(runner, self._arrivals.post, receive, self._handed.moved)
         self._copier_is_up = threading.Event()
         self._threads = [
@@ -77,19 +77,21 @@ class DecodeThreads:
         return self._copier.is_idle and self._worker.is_idle
 
     def _copy(self) -> None:
-        _compute_with(1)  # a copy spread over the worker's cores would wait for its steps
-        self._copier_is_up.set()
-        self._run(lambda: self._arrivals.serve(self._copier.take))
+        try:
+            _compute_with(1)  # a copy spread over the worker's cores would wait for its steps
+            self._copier_is_up.set()
+            self._arrivals.serve(self._copier.take)
+        except Exception as error:
+            self._receive(ThreadFailed(error))
+        finally:
+            self._copier_is_up.set()
 
     def _decode(self, num_threads: int) -> None:
-        _compute_with(num_threads)
-        self._run(lambda: self._handed.serve(self._worker.take, self._worker.turn))
-
-    def _run(self, serve: Callable[[], None]) -> None:
         try:
-            serve()
+            _compute_with(num_threads)
+            self._handed.serve(self._worker.take, self._worker.turn)
         except Exception as error:
-            self._receive(WorkerFailed(error))
+            self._receive(ThreadFailed(error))
 
 
 def _compute_with(num_threads: int) -> None:

@@ -41,7 +41,8 @@ class PlayedPipeline(PrefillServiceServicer):
         self._changed = asyncio.Event()
         self._to_say: asyncio.Queue[pb.ControlResponse] = asyncio.Queue()
         self._to_send: asyncio.Queue[bytes] = asyncio.Queue()
-        self._pairing = 0
+        self._pairing = self._controlled = 0
+        """The last whose link was opened, and whose control stream was."""
         width = self.descriptor.num_kv_heads // num_shards
         self.heads = [(at * width, (at + 1) * width) for at in range(num_shards)]
         """Of the shards it sends."""
@@ -50,6 +51,12 @@ class PlayedPipeline(PrefillServiceServicer):
     @property
     def incarnation(self) -> int:
         return 10_000 + self.number
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of KV, as it sends it."""
+        own = self.descriptor
+        return Shard(0, own.num_layers, 0, own.num_kv_heads, own.head_dim, "fp32").bytes_per_token
 
     # What a test does.
 
@@ -85,6 +92,17 @@ class PlayedPipeline(PrefillServiceServicer):
             )
             self._to_send.put_nowait(seal(header, bytes(header.kv_bytes)))
 
+    def send_rubbish(self) -> None:
+        """Sends what is no frame: the decoder ends the pairing, and makes it again."""
+        self._to_send.put_nowait(bytes(100))
+
+    async def paired(self, number: int) -> None:
+        """Waits for the pairing of that number, or a later one."""
+        async with asyncio.timeout(SECONDS):
+            while self._controlled < number:
+                self._changed.clear()
+                await self._changed.wait()
+
     def send_first_token(self, room: int, token: int) -> None:
         """Sends a room's first token."""
         payload = pb.FirstToken(token=token).SerializeToString()
@@ -108,8 +126,11 @@ class PlayedPipeline(PrefillServiceServicer):
             await context.write(await self._to_send.get())
 
     async def Control(self, requests: AsyncIterator[pb.ControlRequest], context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        assert (await anext(requests)).WhichOneof("message") == "open"
+        opening = await anext(requests)
+        assert opening.WhichOneof("message") == "open"
         await context.write(pb.ControlResponse(opened=pb.ControlOpened()))
+        self._controlled = opening.open.pairing
+        self._changed.set()
         async with asyncio.TaskGroup() as tasks:
             writing = tasks.create_task(self._say_all(context.write))
             async for message in requests:

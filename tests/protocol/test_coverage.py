@@ -29,12 +29,11 @@ def test_complete_means_every_shard_and_not_any_one() -> None:
     assert coverage.complete
 
 
-def test_a_repeat_is_counted_and_not_to_be_written() -> None:
+def test_a_repeat_is_not_to_be_written() -> None:
     coverage = cover()
     coverage.offer(Rank(0), piece(0, 2), 0, 8)
     for begin, end in ((0, 8), (2, 5)):
         assert coverage.offer(Rank(0), piece(0, 1), begin, end) is Arrival.REPEAT
-    assert coverage.repeats == 2
     assert not coverage.complete
 
 
@@ -105,6 +104,7 @@ def test_shards_that_tile_the_model_are_accepted() -> None:
         ([ShardSpan(0, 5, 1, 4)], "head 0 is not sent"),
         ([ShardSpan(0, 6, 0, 4)], "outside the model's 5"),
         ([], "layer 0"),
+        ([ShardSpan(0, 5, 0, 4), ShardSpan(0, 5, 4, 4)], r"heads \[4, 4\) are none"),
     ],
 )
 def test_a_gap_or_an_overlap_of_shards_is_a_misfit(shards: list[ShardSpan], says: str) -> None:

@@ -12,20 +12,27 @@ from time import monotonic
 
 import pytest
 import torch
-from test_decode_worker import PAGES, PAIRING, PROMPT, ROOM, Bench
+from test_decode_worker import PAGES, PAIRING, PROMPT, ROOM, WIRE, Bench
 
 from kvmesh.kv.frames import HEADER_BYTES, FrameHeader
+from kvmesh.kv.layout import Piece
+from kvmesh.model.sampling import SamplingParams
+from kvmesh.protocol.coverage import ShardSpan
 from kvmesh.protocol.ids import PageId, Rank, RoomId
 from kvmesh.v1.types_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_UNSPECIFIED
+from services.decode import threads as threads_module
+from services.decode.copier import Copier
 from services.decode.records import (
     CloseRoom,
     FrameArrived,
+    LetGo,
+    OpenRoom,
     Received,
     Report,
     RoomBroken,
     RoomComplete,
+    ThreadFailed,
     TokenDrawn,
-    WorkerFailed,
 )
 
 NEXT = RoomId(42)
@@ -192,9 +199,50 @@ def test_the_failure_of_either_thread_is_reported(bench: GatedBench, thread: str
     for rank in (0, 1):
         bench.arrive(bench.frame(rank), rank=rank)
     bench.arrive(bench.first())
-    failed = bench.next(WorkerFailed)
-    assert isinstance(failed, WorkerFailed)
+    failed = bench.next(ThreadFailed)
+    assert isinstance(failed, ThreadFailed)
     assert str(failed.error) == thread
+
+
+def test_a_thread_that_fails_before_its_first_record_is_reported_and_nobody_waits_for_it(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: int) -> None:
+        raise RuntimeError("no threads")
+
+    monkeypatch.setattr(threads_module, "_compute_with", fails)
+    bench = Bench(tiny_model_dir)
+    for _ in range(2):
+        failed = bench.next(ThreadFailed)
+        assert isinstance(failed, ThreadFailed)
+        assert str(failed.error) == "no threads"
+    asyncio.run(bench.worker.stop())
+
+
+def test_every_frame_that_was_put_aside_is_progress(bench: GatedBench) -> None:
+    """Many may be due at once."""
+    reports, moved = list[Report](), list[None]()
+    copier = Copier(
+        bench.target.pool, bench.target.vocab_size, lambda _: None, reports.append, lambda: moved.append(None)
+    )
+    shards = {Rank(0): (ShardSpan(0, bench.num_layers, 0, bench.heads),)}
+
+    def arrives(message: bytes) -> int:
+        """How often it moved by then."""
+        copier.take(FrameArrived(PAIRING, Rank(0), message, 0.0, WIRE))
+        return len(moved)
+
+    def opened(room: RoomId) -> list[bytes]:
+        """Its frames, one for each of two tokens."""
+        copier.take(OpenRoom(room, PAIRING, shards, PAGES, 2, 0, 0, 4, SamplingParams(), frozenset()))
+        layers = (0, bench.num_layers)
+        return [bench.source.pool.frame([0], Piece(*layers, at, at + 1), room=room, pairing=PAIRING) for at in range(2)]
+
+    assert [arrives(message) for message in [*opened(ROOM), bench.first()]] == [1, 2, 3]
+    copier.take(CloseRoom(ROOM))  # the worker has it
+    assert [arrives(message) for message in opened(NEXT)] == [3, 3]
+    copier.take(LetGo(ROOM))
+    assert len(moved) == 5
 
 
 def test_the_copier_computes_alone_and_the_worker_with_as_many_threads_as_were_set(tiny_model_dir: Path) -> None:
@@ -289,7 +337,7 @@ class Storm:
     def _send(self, room: RoomId) -> None:
         rank, message = self.to_send[room].pop()
         self.owed += len(message) - HEADER_BYTES if message[5] == 3 else 0
-        self.bench.worker.post(FrameArrived(PAIRING, Rank(rank), message, monotonic()))
+        self.bench.worker.post(FrameArrived(PAIRING, Rank(rank), message, monotonic(), WIRE))
 
     def _cancel(self) -> None:
         room = self.random.choice(list(self.pages))
@@ -309,7 +357,7 @@ class Storm:
             assert not wait, "nothing comes any more"
 
     def _take(self, report: Report) -> None:
-        assert not isinstance(report, RoomBroken | WorkerFailed), report
+        assert not isinstance(report, RoomBroken | ThreadFailed), report
         if isinstance(report, Received):
             self.owed -= report.num_bytes
         elif isinstance(report, TokenDrawn) and report.room in self.pages:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvmesh.kv.frames import FrameHeader, FrameKind, seal
-from kvmesh.kv.layout import Piece
+from kvmesh.kv.layout import Piece, WireName
 from kvmesh.model.files import ModelFiles
 from kvmesh.model.runner import Runner, Span
 from kvmesh.model.sampling import SamplingParams
@@ -33,6 +33,7 @@ from services.decode.threads import DecodeThreads
 
 PROMPT = [5, 9, 200, 17, 33, 80]
 PAIRING = PairingNumber(3)
+WIRE: WireName = "fp32"
 NOWHERE = 999
 ROOM = RoomId(41)
 PAGES = (PageId(6), PageId(2), PageId(3))
@@ -91,7 +92,7 @@ class Bench:
         return int(self.source.forward([span], token).argmax())
 
     def arrive(self, message: bytes, rank: int = 1, pairing: int = PAIRING) -> None:
-        self.worker.post(FrameArrived(PairingNumber(pairing), Rank(rank), message, monotonic()))
+        self.worker.post(FrameArrived(PairingNumber(pairing), Rank(rank), message, monotonic(), WIRE))
 
     def next(self, kind: type[Report]) -> Report:
         """The next report of a kind; others before it are passed over."""
@@ -185,6 +186,27 @@ def test_a_cut_frame_ends_the_pairing_and_writes_nothing(bench: Bench, length: i
     bench.arrive(bench.frame(0)[:length], rank=0)
     assert isinstance(bench.next(LinkBroken), LinkBroken)
     assert not bench.written
+
+
+def test_kv_in_another_format_than_the_stage_said_ends_the_pairing_and_writes_nothing(bench: Bench) -> None:
+    bench.open()
+    frame = bench.source.pool.frame([0, 1], Piece(0, 1, 0, 6, wire="int8"), room=ROOM, pairing=PAIRING)
+    bench.arrive(frame, rank=0)
+    broken, received = bench.next(LinkBroken), bench.next(Received)
+    assert isinstance(broken, LinkBroken)
+    assert broken.error.message == "KV came as int8, it was to come as fp32"
+    assert isinstance(received, Received)
+    assert received.num_bytes == len(frame) - 64
+    assert not bench.written
+
+
+@pytest.mark.parametrize("kind", [FrameKind.HELLO, FrameKind.WELCOME, FrameKind.CREDIT, FrameKind.IN_CELLS])
+def test_what_no_stage_sends_on_a_link_ends_the_pairing(bench: Bench, kind: FrameKind) -> None:
+    bench.open()
+    bench.arrive(seal(FrameHeader(kind, pairing=PAIRING), b"eightbyt"), rank=0)
+    broken = bench.next(LinkBroken)
+    assert isinstance(broken, LinkBroken)
+    assert broken.error.message == f"a stage sent {kind.name}"
 
 
 def test_layers_of_another_stage_break_the_room_and_write_nothing(bench: Bench) -> None:
@@ -283,7 +305,7 @@ def test_a_room_is_complete_when_the_last_of_it_arrived_however_late_the_worker_
     came = [(bench.frame(0), 0), (bench.frame(1), 1)]
     came.insert(len(came) if last == "first token" else 0, (bench.first(), 1))
     for at, (message, rank) in enumerate(came, 10):
-        bench.worker.post(FrameArrived(PAIRING, Rank(rank), message, float(at)))
+        bench.worker.post(FrameArrived(PAIRING, Rank(rank), message, float(at), WIRE))
     complete = bench.next(RoomComplete)
     assert isinstance(complete, RoomComplete)
     assert complete.complete_at == 12.0

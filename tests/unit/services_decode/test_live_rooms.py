@@ -101,6 +101,19 @@ async def test_a_room_whose_caller_leaves_counts_as_cancelled(rooms: Rooms) -> N
         rooms.close(live)
 
 
+async def test_a_room_whose_end_fails_is_forgotten_all_the_same(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the process would wait for it when it leaves."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no stream")
+
+    live = opened(rooms)
+    monkeypatch.setattr(live.pairing, "send", fails)
+    with pytest.raises(RuntimeError, match="no stream"):
+        rooms.close(live)
+    assert rooms.empty.is_set()
+
+
 async def test_a_room_that_is_lost_counts_by_why(rooms: Rooms) -> None:
     live = opened(rooms)
     rooms.pairing_lost(G, Unavailable("rank 1 was lost", reason="stage_lost"))

@@ -37,6 +37,8 @@ def test_a_bad_value_of_a_stage_is_named_with_what_is_needed(flags: list[str], n
         (["--dtype", "int8"], ["dtype"]),
         (["--max-running-rooms", "0"], ["max_running_rooms is 0"]),
         (["--window-mib", "0"], ["window_mib is 0"]),
+        (["--window-mib", "4096"], ["window_mib is 4096", "at most 2048"]),
+        (["--shared-mib", "2"], ["shared_mib is 2", "4 to"]),
         (["--tls-ca", "a"], ["tls_ca without tls_cert and tls_key"]),
         (["--tls-name", "stages.kvmesh"], ["tls_name without tls_cert and tls_key and tls_ca"]),
     ],
