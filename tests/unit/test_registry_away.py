@@ -21,7 +21,9 @@ async def changed() -> None:
 
 
 def decoder() -> Coroutine[Any, Any, None]:
-    own = DecoderIdentity(types_pb2.Member(incarnation=7, address=NOWHERE), types_pb2.Descriptor(), 1 << 20, 2.0)
+    own = DecoderIdentity(
+        types_pb2.Member(incarnation=7, address=NOWHERE), types_pb2.Descriptor(), 1 << 20, 2.0, 1 << 28
+    )
     return DecoderLease(
         NOWHERE, own, Fence(), heartbeat=bootstrap_pb2.Heartbeat, holds=lambda: False, heartbeat_seconds=0.5
     ).run()

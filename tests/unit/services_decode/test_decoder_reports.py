@@ -10,6 +10,7 @@ import torch
 
 from kvmesh.errors import Internal
 from kvmesh.protocol.ids import PairingNumber, Rank
+from kvmesh.telemetry import logs
 from services.decode import decoder as decoder_module
 from services.decode.__main__ import make
 from services.decode.config import DecodeSettings
@@ -28,6 +29,7 @@ async def test_a_report_that_can_not_be_dealt_with_ends_the_process(
             super().__init__(runner, receive)
 
     monkeypatch.setattr(decoder_module, "DecodeThreads", Overheard)
+    monkeypatch.setattr(logs, "identify", lambda _: None)
     settings = DecodeSettings(
         model=str(tiny_model_dir), bootstrap="127.0.0.1:9", num_pages=8, threads=torch.get_num_threads()
     )
