@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvmesh.errors import Fault, Fenced
 from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.coverage import ShardSpan
-from kvmesh.protocol.ids import Generation, PairingKey, StepNumber
+from kvmesh.protocol.ids import Generation, Incarnation, PairingKey, PairingNumber, StepNumber
 from kvmesh.protocol.links import replaced_by
 from kvmesh.protocol.members import Load
 from kvmesh.protocol.scheduler import Limits
@@ -28,6 +28,7 @@ class Part:
     head: Head | None = None
     """Rank 0's, once it was admitted."""
     links: dict[PairingKey, Stream] = field(default_factory=dict)
+    newest: dict[Incarnation, PairingNumber] = field(default_factory=dict)
 
     # Steps.
 
@@ -102,7 +103,7 @@ class Part:
         """
         key = (hello.decoder, hello.pairing)
         if stream.kind == "link":
-            for older in replaced_by(key, self.links.keys()):
+            for older in replaced_by(key, self.links.keys(), self.newest):
                 stage.close(self.links.pop(older), Closed("Unavailable", "pairing_replaced"))
             self.links[key] = stream
             stage.world.witness.link_opened(stage, key)

@@ -91,7 +91,7 @@ class LinkSource(End):
 
     async def _serve(self, requests: AsyncIterator[bytes], context: RawContext) -> None:
         hello = pb.LinkHello.FromString(bytes(open_frame(await anext(requests))[1]))
-        segment = join_segment(hello, [SHARD])
+        segment = join_segment(hello, [SHARD], SHARD.dtype)
         carrier = OnStream(WINDOW_BYTES) if segment is None else InSegment(segment)
         welcome = pb.LinkWelcome(in_segment=segment is not None)
         await context.write(seal(FrameHeader(FrameKind.WELCOME), welcome.SerializeToString()))
@@ -125,6 +125,7 @@ class LinkTarget(End):
         self._num_cells = num_cells
         self._credits: asyncio.Queue[_Written] = asyncio.Queue()
         self._writer = _Writer(pool, self._written)
+        self._lent: set[int] = set()
         self._missing_bytes = 0
         self._all_here = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -164,7 +165,7 @@ class LinkTarget(End):
             if self._segment is None or kind_of(message) != FrameKind.IN_CELLS:
                 self._writer.post((message, None))
                 continue
-            for cell in frames_in(self._segment, message):
+            for cell in frames_in(self._segment, message, self._lent):
                 self._writer.post((cell.memory, cell.number))
 
     async def _write_credits(self) -> None:
@@ -174,6 +175,7 @@ class LinkTarget(End):
                 written.append(self._credits.get_nowait())
             num_bytes = sum(w.num_bytes for w in written if w.cell is None)
             cells = [w.cell for w in written if w.cell is not None]
+            self._lent.difference_update(cells)
             await streams.write(self._call, seal_credit(num_bytes, cells, pairing=KEY[1]))
 
     def _written(self, result: "_Written | Exception") -> None:

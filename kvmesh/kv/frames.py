@@ -98,7 +98,7 @@ class FrameHeader:
     @property
     def is_kv(self) -> bool:
         """Whether shape, dtype, block and length agree, as those of every KV frame must."""
-        fits = min(self.kv_shape) > 0 and self.kv_bytes == self.payload_bytes
+        fits = self.dtype is not None and min(self.kv_shape) > 0 and self.kv_bytes == self.payload_bytes
         return fits and is_quantised(self.dtype) == (self.block_tokens > 0)
 
 

@@ -63,13 +63,11 @@ class HostPages:
                 at = token - token_begin
                 target[..., at : at + count] = slots[..., slot : slot + count]
         elif whole:
-            # mode: anything but the default, which would copy twice; the ids were checked.
-            out = self._as_pages(target, 0, len(ids))
-            np.take(self._pages[layers, :, heads], ids, axis=3, out=out, mode="clip")
+            _take(self._pages[layers, :, heads], ids, self._as_pages(target, 0, len(ids)))
         else:
             at = token_begin - first * self._page_size
             of_tokens = (ids[:, None] * self._page_size + np.arange(self._page_size)).reshape(-1)
-            np.take(slots, of_tokens[at : at + token_end - token_begin], axis=3, out=target, mode="clip")
+            _take(slots, of_tokens[at : at + token_end - token_begin], target)
 
     def write(
         self, source: memoryview, pages: Sequence[int], layers: slice, heads: slice, token_begin: int, token_end: int
@@ -118,6 +116,16 @@ class HostPages:
         if int(ids.view(np.uintp).max()) >= self._pages.shape[3]:  # a negative id is a large one
             raise IndexError(f"a page of {ids.tolist()} lies outside the pool's {self._pages.shape[3]}")
         return ids
+
+
+def _take(source: Bytes, ids: NDArray[np.intp], out: Bytes) -> None:
+    """Copy items `ids` of the last axis of [L, 2, H, N] to [L, 2, H, len(ids)]."""
+    # mode: anything but the default, which would copy twice; the ids were checked.
+    if source.flags.c_contiguous:
+        np.take(source, ids, axis=3, out=out, mode="clip")
+        return
+    for at in np.ndindex(source.shape[:3]):  # some heads of all: take would first copy all pages of them
+        np.take(source[at], ids, out=out[at], mode="clip")
 
 
 def _in_long_runs(ids: NDArray[np.intp]) -> bool:

@@ -1,7 +1,7 @@
 """What a piece of KV is: number formats, shards (layers x heads), pages, and how a range of tokens is cut into frames.
 
-Torch-free. The services compare shards when they pair, the pool and the frames are laid out by them, and the worker
-plans with `plan_frames` what it sends. Nothing here knows a room, a link or a tensor.
+Torch-free. The services compare shards when they pair, the pool and the frames are laid out by them, and links
+plan with `plan_shards` what they send. Nothing here knows a room, a link or a tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,8 +29,8 @@ BLOCK_TOKENS = 1
 """Tokens of one head that share a scale where this build quantises: docs/kv-wire.md has the choice. A frame says its own."""
 
 FRAME_BYTES = 2 << 20
-"""Payload a KV frame aims at. A frame has a cost beside its bytes: of frames of 1 MiB gRPC moves 0.85 and shared memory 0.8
-times as much. With larger ones gRPC gains nothing, and the tail of a transfer is a frame."""
+"""Payload a KV frame aims at on a stream. A frame has a cost beside its bytes: of frames of 1 MiB gRPC moves 0.85 times as
+much. With larger ones it gains nothing, and the tail of a transfer is a frame."""
 
 
 def is_wire(name: str) -> TypeGuard[WireName]:
@@ -62,7 +62,7 @@ def wire_between(stage: DTypeName, decoder: DTypeName, asked: str = "auto") -> W
     if asked == "auto":
         return decoder if DTYPE_BYTES[decoder] < DTYPE_BYTES[stage] else stage
     if not is_wire(asked) or not is_quantised(asked):
-        raise Misfit(f"kv_wire: decoder asks for {asked}, stage sends auto, int8 or fp8")
+        raise Misfit(f"kv_wire: decoder asks for {asked}, what can be asked for is auto, int8 or fp8")
     return asked
 
 
@@ -137,9 +137,12 @@ def tokens_per_frame(shard: Shard, frame_bytes: int = FRAME_BYTES, wire: WireNam
     return max(1, blocks * block + max(0, rest) // token_bytes)
 
 
-def layers_per_frame(shard: Shard, num_tokens: int, frame_bytes: int = FRAME_BYTES) -> int:
+def layers_per_frame(
+    shard: Shard, num_tokens: int, frame_bytes: int = FRAME_BYTES, wire: WireName | None = None
+) -> int:
     """Layers of so many tokens that fit a frame of `frame_bytes`, at least 1."""
-    return max(1, frame_bytes // (num_tokens * shard.layer_bytes_per_token))
+    layer_bytes = payload_bytes(wire or shard.dtype, 1, shard.num_heads, num_tokens, shard.head_dim)
+    return max(1, frame_bytes // layer_bytes)
 
 
 def plan_frames(
@@ -158,7 +161,7 @@ def plan_frames(
     if num_tokens <= 0 or shard.num_layers <= 0:
         return []
     form, heads = wire or shard.dtype, (shard.head_begin, shard.head_end)
-    layers = max(1, frame_bytes // payload_bytes(form, 1, shard.num_heads, num_tokens, shard.head_dim))
+    layers = layers_per_frame(shard, num_tokens, frame_bytes, form)
     # Equal shares, so that no sliver of a frame is left over.
     num_splits = -(-num_tokens // tokens_per_frame(shard, frame_bytes, form)) if layers == 1 else 1
     tokens = -(-num_tokens // num_splits)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvmesh.errors import Corrupt, Unavailable
-from kvmesh.kv.frames import HEADER_BYTES
 
 CELL_FRAME_BYTES = 4 << 20
 """Payload that a frame in a cell aims at. What a frame costs beside its bytes counts for more here than on a stream: with half
@@ -55,7 +54,7 @@ class Segment:
 
     def __init__(self, descriptor: int, num_cells: int, cell_bytes: int) -> None:
         """Args:
-        descriptor: of the segment; mapped, not kept.
+        descriptor: of the segment; the mapping keeps one of its own.
         """
         self.num_cells, self.cell_bytes = num_cells, cell_bytes
         size = num_cells * cell_bytes
@@ -88,10 +87,18 @@ class Segment:
             Unavailable: the segment is out of reach (another host, another process namespace, another user), or is not what was
                 offered; the message says which.
         """
-        if (offer.boot_id, offer.pid_namespace) != (_boot_id(), _pid_namespace()):
+        try:
+            here = (_boot_id(), _pid_namespace())
+        except OSError as error:
+            raise Unavailable(f"this host does not say which it is: {error}") from error
+        if (offer.boot_id, offer.pid_namespace) != here:
             raise Unavailable("the decoder runs on another host or in another process namespace")
         size = offer.num_cells * offer.cell_bytes
-        if not (offer.num_cells > 0 and offer.cell_bytes > HEADER_BYTES and size <= MAX_SEGMENT_BYTES):
+        if not (
+            offer.num_cells > 0
+            and offer.cell_bytes > 0 == offer.cell_bytes % mmap.PAGESIZE
+            and size <= MAX_SEGMENT_BYTES
+        ):
             raise Unavailable(f"{offer.num_cells} cells of {offer.cell_bytes} bytes are no segment")
         path = _descriptors(offer.pid) / str(offer.descriptor)
         named = f"/memfd:{_name(offer.nonce)} (deleted)"

@@ -8,7 +8,7 @@ the largest magnitude m in it:
     fp8   scale = m / 448, values in e4m3; a value x is off by at most max(|x| / 16, m / 448 / 1024)
 
 and in both by one rounding of the formats of either memory. A block of zeros arrives as zeros, and so does one whose m is
-below 2^-119 (its scale would not be a normal number). A block that holds a NaN or an infinity arrives as NaN whole: what
+below 2^-119 (int8: its scale would not be a normal number). A block that holds a NaN or an infinity arrives as NaN whole: what
 was no number must not arrive as one. Knows no page, no room and no header.
 """
 

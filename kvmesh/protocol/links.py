@@ -3,20 +3,26 @@
 Called by the stage's generation and the simulator, which own the links.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, MutableMapping
 
 from kvmesh.errors import Fenced
-from kvmesh.protocol.ids import PairingKey
+from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber
 
 
-def replaced_by(key: PairingKey, standing: Collection[PairingKey]) -> list[PairingKey]:
+def replaced_by(
+    key: PairingKey, standing: Collection[PairingKey], newest: MutableMapping[Incarnation, PairingNumber]
+) -> list[PairingKey]:
     """The links that a new one replaces: the decoder's older ones.
 
+    Args:
+        newest: of each decoder, the pairing that dialled last in this generation; noted here. A number is used once: what the
+            worker still copies for a link that ended must not reach its successor.
+
     Raises:
-        Fenced: a link of this or a newer pairing stands.
+        Fenced: this pairing, or a newer one, has dialled before.
     """
-    older = [k for k in standing if k[0] == key[0]]
-    newest = max((k[1] for k in older), default=0)
-    if newest >= key[1]:
-        raise Fenced(f"pairing {key[1]} is not newer than the standing {newest}", reason="stale_pairing")
-    return older
+    decoder, number = key
+    if newest.get(decoder, 0) >= number:
+        raise Fenced(f"pairing {number} is not newer than {newest[decoder]}", reason="stale_pairing")
+    newest[decoder] = number
+    return [k for k in standing if k[0] == decoder]

@@ -17,8 +17,8 @@ class Computed:
     room: RoomId
     begin: int
     end: int
-    layers: tuple[int, int] | None = None
-    """Global ids, half-open; None: all that the stage holds."""
+    layers_end: int | None = None
+    """Of the layers that the stage holds those below this one, a global id; None: all."""
 
 
 def computed_spans(log: AppliedLog, step: Step) -> tuple[Computed, ...]:

@@ -4,6 +4,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import grpc
+
+from kvmesh.errors import KvmeshError
+
 _Result = TypeVar("_Result")
 
 
@@ -11,7 +15,8 @@ async def race(*work: Coroutine[Any, Any, None]) -> None:
     """Runs all of `work` until one ends, then cancels the others and waits for them.
 
     Raises:
-        Exception: what ended it, if it was an error; an error counts before an ordinary end at the same moment.
+        Exception: what ended it, if it was an error; of several at the same moment one that nobody expects (no KvmeshError, no
+            status) before the others, and any before an ordinary end.
     """
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
@@ -20,8 +25,13 @@ async def race(*work: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
+    errors = [error for task in done if (error := task.exception()) is not None]
+    for error in sorted(errors, key=_is_expected):
+        raise error
+
+
+def _is_expected(error: BaseException) -> bool:
+    return isinstance(error, KvmeshError | grpc.RpcError)
 
 
 async def together(*work: Coroutine[Any, Any, _Result]) -> list[_Result]:

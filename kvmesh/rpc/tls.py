@@ -4,6 +4,7 @@ Both ends show a certificate and check the other's (mTLS), with the same three f
 process that should take up new ones is started again. Knows no service; who serves and who dials is theirs.
 """
 
+import codecs
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvmesh.errors import BadConfig
 TLS_REASON = "tls"
 """Of errors that stay until someone changes a certificate or a setting."""
 
+_WEAK = ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK")
 _VALID_FROM, _EXPIRED, _PURPOSE = 9, 10, 26
 """OpenSSL's X509_V_ERR_ codes: not yet valid, has expired, unsuitable purpose."""
 
@@ -95,12 +97,16 @@ def trouble(details: str) -> str | None:
     _, failed, why = details.partition("CERTIFICATE_VERIFY_FAILED: ")
     if failed and "expired" in why:
         return "its certificate, or its CA's, has expired; renew it there and start it again"
+    if failed and "not yet valid" in why:
+        return "its certificate, or its CA's, is not valid yet; look at the clocks of both hosts"
     if failed:
         why = why.removesuffix(": OK")
         return f"its certificate is not trusted ({why}); give both ends certificates of a CA that is in both tls_ca"
     if "WRONG_VERSION_NUMBER" in details:
         return "it serves without TLS; set tls_cert, tls_key and tls_ca there too, or nowhere"
-    return "the TLS handshake failed" if "SSL_ERROR_SSL" in details else None
+    if "SSL_ERROR_SSL" in details:
+        return "the TLS handshake failed; keys must be RSA of 2,048 bits or more, or ECDSA on P-256 or P-384"
+    return None
 
 
 def is_hung_up(details: str) -> bool:
@@ -114,7 +120,10 @@ def is_hung_up(details: str) -> bool:
 
 def _read(field: str, path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
+        if content.startswith(codecs.BOM_UTF8):
+            raise BadConfig(f"{field} is {path}, which begins with a byte order mark; take it off")
+        return content
     except OSError as error:
         why = error.strerror or str(error)
         raise BadConfig(f"{field} is {path}: {why}; a PEM file that this process may read is needed") from error
@@ -141,6 +150,9 @@ def _check_with_itself(cert: Path, key: Path, ca: Path) -> None:
         if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
             why = f"the key of another certificate than tls_cert ({cert}); give the two that belong together"
             raise BadConfig(f"tls_key is {key}, {why}") from error
+        if error.reason in _WEAK:
+            why = f"too weak for TLS ({error.reason}); make one with 2,048 bits of RSA or more, and SHA-256"
+            raise BadConfig(f"tls_cert is {cert}, which is {why}") from error
         why = error.reason or "nothing of that kind in it"
         raise BadConfig(f"tls_key is {key}, no private key for tls_cert ({why}); a PEM file is needed") from error
     try:

@@ -105,6 +105,8 @@ class PairingStreams:
         self._links: dict[Rank, RawCall] = {}
         self._segments: dict[Rank, Segment] = {}
         self._wires: dict[Rank, WireName] = {}
+        self._lent: dict[Rank, set[int]] = {}
+        """Cells that hold frames."""
         self._credits: dict[Rank, asyncio.Queue[Received]] = {}
         self._control: asyncio.Queue[pb.ControlRequest] = asyncio.Queue()  # one Admit and one end a room
         self._broken: asyncio.Future[KvmeshError] = asyncio.get_running_loop().create_future()
@@ -180,7 +182,7 @@ class PairingStreams:
         finally:
             if offered is not None:
                 offered.close()
-        self._credits[rank] = asyncio.Queue()
+        self._credits[rank], self._lent[rank] = asyncio.Queue(), set()
         layers = welcome.layers
         return [ShardSpan(layers.begin, layers.end, heads.begin, heads.end) for heads in welcome.heads]
 
@@ -261,13 +263,14 @@ class PairingStreams:
             await asyncio.gather(reading, return_exceptions=True)
 
     async def _read_frames(self, rank: Rank) -> None:
-        call, segment, in_flight, wire = self._links[rank], self._segments.get(rank), self._in_flight, self._wires[rank]
+        call, segment, lent = self._links[rank], self._segments.get(rank), self._lent[rank]
+        in_flight, wire = self._in_flight, self._wires[rank]
         with peer_errors(self._who(rank)):
             while (message := await streams.read(call)) is not None:
                 arrived = monotonic()
                 kind = kind_of(message)
                 if kind == FrameKind.IN_CELLS and segment is not None:
-                    for frame in frames_in(segment, message):
+                    for frame in frames_in(segment, message, lent):
                         self._told.frame(FrameArrived(self.number, rank, frame.memory, arrived, wire, frame.number))
                     continue
                 self._told.frame(FrameArrived(self.number, rank, message, arrived, wire))
@@ -283,6 +286,7 @@ class PairingStreams:
                 while not due.empty():
                     dealt.append(due.get_nowait())
                 cells = [d.cell for d in dealt if d.cell is not None]
+                self._lent[rank].difference_update(cells)
                 num_bytes = sum(d.num_bytes for d in dealt if d.cell is None)
                 await streams.write(call, seal_credit(num_bytes, cells, pairing=self.number))
 
@@ -310,15 +314,21 @@ class PairingStreams:
         return f"rank {rank} of {self.pipeline}"
 
 
-def frames_in(segment: Segment, message: bytes) -> Iterator[Cell]:
+def frames_in(segment: Segment, message: bytes, lent: set[int]) -> Iterator[Cell]:
     """The frames that handles name, as they stand in their cells.
 
+    Args:
+        lent: cells that the stage may not name, since the decoder has not given them back; these are added.
+
     Raises:
-        Corrupt: the message is damaged, or names what is no cell.
+        Corrupt: the message is damaged, or names what is no cell, or no free one.
     """
     _, payload = open_frame(message)
     for handle in handles_in(payload):
         cell = segment.cell(handle.cell)
+        if cell.number in lent:
+            raise Corrupt(f"cell {cell.number} is named again before it was given back", reason="frame")
+        lent.add(cell.number)
         if handle.num_bytes > len(cell.memory):
             raise Corrupt(f"a frame of {handle.num_bytes} bytes in a cell of {len(cell.memory)}", reason="frame")
         frame = Cell(cell.number, cell.memory[: handle.num_bytes])

@@ -6,9 +6,9 @@ Owned by the link's sender, on the event loop.
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvmesh.errors import Unavailable
+from kvmesh.errors import Corrupt, Unavailable
 from kvmesh.kv.frames import HEADER_BYTES
-from kvmesh.kv.layout import FRAME_BYTES, Shard
+from kvmesh.kv.layout import FRAME_BYTES, Shard, WireName, payload_bytes
 from kvmesh.kv.segment import Cell, FreeCells, Segment, SegmentOffer
 from kvmesh.protocol.ids import short
 from kvmesh.telemetry import logs
@@ -33,7 +33,7 @@ class Carrier(Protocol):
         """The decoder is done with so many bytes, or with these cells.
 
         Raises:
-            Corrupt: it had not been given one of the cells.
+            Corrupt: it had not been given one of the cells, or so many bytes.
         """
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class OnStream:
         """Args:
         window_bytes: payload that may be in flight before the first credit.
         """
-        self._window = window_bytes
+        self._window = self._most = window_bytes
 
     def take(self, num_bytes: int) -> tuple[bool, Cell | None]:
         """See Carrier."""
@@ -65,6 +65,8 @@ class OnStream:
     def credit(self, num_bytes: int, cells: Sequence[int]) -> None:  # noqa: ARG002
         """See Carrier."""
         self._window += num_bytes
+        if self._window > self._most:
+            raise Corrupt(f"credit for {self._window - self._most} bytes more than were sent", reason="frame")
 
     def close(self) -> None:
         """See Carrier."""
@@ -97,8 +99,12 @@ class InSegment:
         self._segment.close()
 
 
-def join_segment(hello: pb.LinkHello, shards: Sequence[Shard]) -> Segment | None:
-    """The segment that a decoder offers, where it is on this host and can be opened; else its KV goes over the stream."""
+def join_segment(hello: pb.LinkHello, shards: Sequence[Shard], wire: WireName) -> Segment | None:
+    """The segment that a decoder offers, where it is on this host and can be opened; else its KV goes over the stream.
+
+    Args:
+        shards: what the stage sends, in `wire`.
+    """
     if not hello.HasField("segment"):
         return None
     offer = hello.segment
@@ -117,6 +123,15 @@ def join_segment(hello: pb.LinkHello, shards: Sequence[Shard]) -> Segment | None
     except Unavailable as error:
         log.info("KV for decoder %s goes over the network: %s", short(hello.decoder), error.message)
         return None
-    # The largest frame there can be is one token of one layer.
-    largest = HEADER_BYTES + max(shard.layer_bytes_per_token for shard in shards)
-    return segment if largest <= segment.cell_bytes else None
+    # One token of one layer is not cut.
+    least = HEADER_BYTES + max(payload_bytes(wire, 1, shard.num_heads, 1, shard.head_dim) for shard in shards)
+    if segment.cell_bytes < least:
+        segment.close()
+        log.info(
+            "KV for decoder %s goes over the network: its cells of %d bytes hold no token of a layer, which takes %d",
+            short(hello.decoder),
+            segment.cell_bytes,
+            least,
+        )
+        return None
+    return segment

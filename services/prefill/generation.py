@@ -62,6 +62,7 @@ class Generation:
         """Rank 0: told why the generation ended."""
         self.drain_asked = False
         self.links: dict[PairingKey, LinkSender] = {}
+        self._newest: dict[Incarnation, PairingNumber] = {}
         self.chain = Chain(Rank(rank), rank == pp_size - 1, monotonic())
         self.num_written = 0
         """Steps that rank 0 had written, as far as is known here."""
@@ -114,7 +115,7 @@ class Generation:
         try:
             self._reported(report)
         except Exception as error:
-            self._failed(error)
+            self.fail(error)
 
     def _reported(self, report: Report) -> None:
         if isinstance(report, StepDone):
@@ -127,9 +128,10 @@ class Generation:
             if link is not None:
                 link.copied(report)
         elif isinstance(report, WorkerFailed):
-            self._failed(report.error)
+            self.fail(report.error)
 
-    def _failed(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Something here failed: this rank is named."""
         if isinstance(error, KvmeshError):
             self.end(Fault(f"rank {self.rank}: {error.message}", reason=error.reason))
         else:
@@ -158,9 +160,8 @@ class Generation:
     def _send(self, computed: tuple[Computed, ...], at: float) -> None:
         for span in computed:
             link = self.links.get(span.key)
-            if link is not None:
+            if link is not None and link.computed(span):
                 self.spans.to_send(span.room, at)
-                link.computed(span)
 
     def _count(self, done: StepDone) -> None:
         metrics.STEPS_TOTAL.inc()
@@ -220,13 +221,13 @@ class Generation:
             shards: what it is sent, in `wire`.
 
         Raises:
-            Fenced: a link of this or a newer pairing stands.
+            Fenced: this or a newer pairing has dialled before.
             Unavailable: the generation is over.
         """
         if self.ended.done():
             raise self.ended.result()
         key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
-        for older in replaced_by(key, self.links.keys()):
+        for older in replaced_by(key, self.links.keys(), self._newest):
             self.links.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
         link = LinkSender(
             key,

@@ -121,9 +121,16 @@ class Head:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
+        """What can't be done ends the generation: the event loop would only log it."""
         self._pump_due = False
         if self.generation.ended.done():
             return
+        try:
+            self._write_steps()
+        except Exception as error:
+            self.generation.fail(error)
+
+    def _write_steps(self) -> None:
         while (step := self.scheduler.next_step()) is not None:
             self._launch(step)
         self._show()

@@ -45,13 +45,11 @@ class StageIdentity:
     watchdog_seconds: float
     tls: Tls | None = None
     """What the rank behind is dialled with."""
-    sends: tuple[Shard, ...] = ()
-    """How it sends its shard where its heads leave in several; empty: whole."""
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """What it sends."""
-        return self.sends or (self.shard,)
+        """What it sends: so far all of its heads in one."""
+        return (self.shard,)
 
     @property
     def incarnation(self) -> Incarnation:

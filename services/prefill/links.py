@@ -7,7 +7,6 @@ Called by the generation (what was computed) and by the link's stream (what may 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import NamedTuple
 
@@ -15,12 +14,13 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.errors import Corrupt, Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, Handle, seal, seal_handles
-from kvmesh.kv.layout import Piece, Shard, WireName, payload_bytes, plan_shards
+from kvmesh.kv.layout import Piece, Shard, WireName, payload_bytes
 from kvmesh.protocol.ids import Generation, PairingKey, RoomId
 from kvmesh.protocol.sending import Computed
 from kvmesh.telemetry import metrics
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.carrier import Carrier
+from services.prefill.cutting import Cutter
 from services.prefill.worker import CopyFrame, FrameCopied, Sampled
 
 
@@ -61,6 +61,7 @@ class LinkSender:
         self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._generation = generation
         self._shards, self._wire = shards, wire
+        self._cutter = Cutter(shards, wire, carrier.frame_bytes)
         self.carrier = carrier
         self._post, self._sent = post, sent
         self._pending: deque[tuple[RoomId, Piece]] = deque()
@@ -74,17 +75,16 @@ class LinkSender:
 
     # From the generation.
 
-    def computed(self, span: Computed) -> None:
-        """Tokens of a room lie in their pages now."""
+    def computed(self, span: Computed) -> bool:
+        """Tokens of a room lie in their pages now. Returns whether that makes frames."""
+        pieces = self._cutter.cut(span)
+        if not pieces:
+            return False
         if self._busy_since is None:
             self._busy_since = monotonic()
-        shards = self._shards
-        if span.layers is not None:
-            begin, end = span.layers
-            shards = [replace(shard, layer_begin=begin, layer_end=end) for shard in shards]
-        for piece in plan_shards(shards, span.begin, span.end, self.carrier.frame_bytes, self._wire):
-            self._pending.append((span.room, piece))
+        self._pending.extend((span.room, piece) for piece in pieces)
         self._ask()
+        return True
 
     def sampled(self, first: Sampled, queued_seconds: float) -> None:
         """The last rank drew a room's first token; the room had waited at rank 0 before its prefill."""
@@ -156,7 +156,7 @@ class LinkSender:
 
     def check_progress(self, now: float, limit_seconds: float) -> None:
         """Cuts the link when it has something to send and nothing moved for the limit."""
-        if not (self._pending or self._outbox) or self._asked:
+        if self._asked or not self._has_work:
             self._moved_at = now
         elif now - self._moved_at > limit_seconds:
             self.end(Unavailable(f"the link made no progress for {limit_seconds:g} s", reason="link_stalled"))
@@ -185,5 +185,6 @@ class LinkSender:
 
     def _bytes_in(self, wire: WireName, piece: Piece) -> int:
         layers, tokens = piece.layer_end - piece.layer_begin, piece.token_end - piece.token_begin
-        head_begin, head_end = piece.heads or (0, 0)
+        assert piece.heads is not None
+        head_begin, head_end = piece.heads
         return payload_bytes(wire, layers, head_end - head_begin, tokens, self._shards[0].head_dim)

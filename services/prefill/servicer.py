@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from kvmesh.descriptor import DTYPE_NAMES, KV_WIRE_NAMES, KV_WIRES
 from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
@@ -63,7 +64,7 @@ class PrefillServicer(PrefillServiceServicer):
         self._describe = describe
         self._watchdog_seconds = watchdog_seconds
 
-    async def _first(self, requests: AsyncIterator[_Message]) -> _Message | None:
+    async def _first(self, requests: AsyncIterator[_Message], field: str = "open") -> _Message | None:
         """The first message; a stream that stays silent holds nothing up.
 
         Raises:
@@ -73,7 +74,7 @@ class PrefillServicer(PrefillServiceServicer):
             async with asyncio.timeout(self._watchdog_seconds):
                 return await anext(requests, None)
         except TimeoutError as error:
-            raise InvalidInput("no first message came", field="open") from error
+            raise InvalidInput("no first message came", field=field) from error
 
     # Steps.
 
@@ -150,7 +151,7 @@ class PrefillServicer(PrefillServiceServicer):
 
     async def Link(self, requests: AsyncIterator[bytes], context: RawContext) -> None:  # noqa: N802
         """KV frames, to the decoder that dialled. Raw bytes: see prefill.proto."""
-        hello = _hello(await self._first(requests) or b"")
+        hello = _hello(await self._first(requests, "hello") or b"")
         life = self._life()
         with life.stream():
             identity = life.identity
@@ -158,7 +159,7 @@ class PrefillServicer(PrefillServiceServicer):
                 raise Fenced("meant for another process")
             generation = life.require_serving(hello.generation)
             wire = _check_fit(hello, identity.descriptor, identity.shard.dtype)
-            segment = join_segment(hello, identity.shards)
+            segment = join_segment(hello, identity.shards, wire)
             carrier = OnStream(hello.window_bytes) if segment is None else InSegment(segment)
             with contextlib.closing(carrier):
                 link = generation.open_link(hello, identity.shards, wire, carrier)
@@ -275,7 +276,7 @@ def _hello(message: bytes) -> pb.LinkHello:
     """The first message of a link.
 
     Raises:
-        InvalidInput: it is not HELLO.
+        InvalidInput: it is not HELLO, or allows nothing to be sent.
     """
     try:
         header, payload = open_frame(message)
@@ -283,7 +284,13 @@ def _hello(message: bytes) -> pb.LinkHello:
         raise InvalidInput(f"the first message of a link is not HELLO: {error.message}", field="hello") from error
     if header.kind is not FrameKind.HELLO:
         raise InvalidInput(f"the first message of a link is {header.kind.name}, not HELLO", field="hello")
-    return pb.LinkHello.FromString(bytes(payload))
+    try:
+        hello = pb.LinkHello.FromString(bytes(payload))
+    except DecodeError as error:
+        raise InvalidInput("the first message of a link holds no LinkHello", field="hello") from error
+    if not hello.window_bytes:
+        raise InvalidInput("window_bytes is 0; nothing could be sent", field="hello.window_bytes")
+    return hello
 
 
 def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> WireName:

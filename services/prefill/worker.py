@@ -79,7 +79,7 @@ class StepDone:
     activations: bytes
     """What the next rank continues with; empty at the last rank or without work."""
     computed: tuple[Computed, ...]
-    """KV that lies in its pages now, less what was told as LayersDone."""
+    """KV that lies in its pages now; some of its layers may have been told as LayersDone."""
     sampled: tuple[Sampled, ...]
     began: float
     """When the worker took it up, on the monotonic clock."""
@@ -93,7 +93,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class LayersDone:
-    """Some layers of a step that goes on were computed here: their KV fills frames."""
+    """One more layer of a step that goes on was computed here."""
 
     generation: Generation
     step: Step
@@ -214,14 +214,15 @@ class StageWorker:
         step, log, began = record.step, self._log, monotonic()
         log.apply(step)
         rooms = [log.rooms[w.room] for w in step.work]
-        filling = Filling(computed_spans(log, step), self._runner.pool.shard)
+        computed = computed_spans(log, step)
+        filling = Filling(computed, self._runner.pool.shard)
         activations, sampled = self._compute(record, rooms, filling) if step.work else (b"", ())
         return StepDone(
             record.generation,
             step,
             log.digest,
             activations,
-            filling.rest(),
+            computed,
             sampled,
             began=began,
             ended=monotonic(),
@@ -262,11 +263,15 @@ class StageWorker:
 
     def _between_layers(self, record: RunStep, filling: Filling) -> None:
         self._moved_at = monotonic()
-        full = filling.layer()
-        if full:
-            self._receive(LayersDone(record.generation, record.step, full, self._moved_at))
-        while self._copies:
-            self._copy(self._copies.popleft())
+        computed = filling.layer()
+        if computed:
+            self._receive(LayersDone(record.generation, record.step, computed, self._moved_at))
+        while (asked := self._next_copy()) is not None:
+            self._copy(asked)
+
+    def _next_copy(self) -> CopyFrame | None:
+        with self._wake:  # a new generation clears them
+            return self._copies.popleft() if self._copies else None
 
     def _copy(self, asked: CopyFrame) -> None:
         """Copies for a room of the running log; a room that ended, or an older generation, yields None."""

@@ -313,7 +313,9 @@ async def test_the_welcome_says_in_which_format_kv_will_come(stage: Stage, dtype
 async def test_a_format_that_no_stage_can_send_is_refused(stage: Stage, asked: int, says: str) -> None:
     async with played(stage) as decoder:
         decoder.hello.kv_wire = asked  # type: ignore[assignment]
-        with pytest.raises(Misfit, match=f"kv_wire: decoder asks for {says}, stage sends auto, int8 or fp8"):
+        with pytest.raises(
+            Misfit, match=f"kv_wire: decoder asks for {says}, what can be asked for is auto, int8 or fp8"
+        ):
             await decoder.link()
 
 
@@ -324,6 +326,33 @@ async def test_a_link_that_does_not_begin_with_hello_is_refused(stage: Stage, fi
         with pytest.raises(InvalidInput, match="HELLO"), peer_errors("the stage"):
             await streams.write(call, first)
             await streams.read(call)
+
+
+async def test_a_hello_of_rubbish_is_refused_and_the_field_named(stage: Stage) -> None:
+    async with dial(stage.address) as channel:
+        call = raw_stream_call(channel, "/kvmesh.v1.PrefillService/Link")
+        with pytest.raises(InvalidInput, match="holds no LinkHello") as refused, peer_errors("the stage"):
+            await streams.write(call, seal(FrameHeader(FrameKind.HELLO), b"\xff\xff\xff"))
+            await streams.read(call)
+        assert refused.value.field == "hello"
+
+
+async def test_a_window_of_nothing_is_refused(stage: Stage) -> None:
+    async with played(stage) as decoder:
+        decoder.hello.window_bytes = 0
+        with pytest.raises(InvalidInput, match="window_bytes is 0"):
+            await decoder.link()
+
+
+async def test_a_pairing_dials_once(stage: Stage) -> None:
+    """What is still copied for a link that ended must not reach its successor."""
+    async with played(stage) as decoder:
+        await decoder.link()
+        number = decoder.hello.pairing
+    async with played(stage) as again:
+        again.hello.decoder, again.hello.pairing = decoder.hello.decoder, number
+        with pytest.raises(Fenced, match=f"pairing {number} is not newer than {number}"):
+            await again.link()
 
 
 @pytest.mark.parametrize("method", ["Steps", "Control"])

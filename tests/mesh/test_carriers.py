@@ -20,7 +20,7 @@ def named_segments() -> list[Path]:
 
 
 def segments(mesh: Mesh, name: str) -> int:
-    """Rings that a process maps."""
+    """Segments that a process maps."""
     lines = Path(f"/proc/{mesh.child(name).pid}/maps").read_text().splitlines()
     return sum("kvmesh-kv" in line for line in lines)
 

@@ -1,6 +1,7 @@
 """KV out of one pool into another, through frames, with other pages, page sizes, layers and formats."""
 
 import resource
+import tracemalloc
 
 import pytest
 import torch
@@ -140,3 +141,20 @@ def test_a_pool_never_used_takes_no_memory() -> None:
 def test_a_pool_larger_than_memory_is_bad_configuration() -> None:
     with pytest.raises(BadConfig, match=r"no memory for 16777216 pages of 64 tokens \(65536\.0 GiB\)"):
         PagePool((0, 8), num_kv_heads=8, head_dim=128, page_size=64, num_pages=1 << 24, dtype="fp32")
+
+
+@pytest.mark.parametrize("tokens", [(0, 64), (3, 61)], ids=["whole pages", "ragged"])
+def test_a_frame_of_some_heads_takes_the_memory_of_a_frame_and_not_of_the_pool(tokens: tuple[int, int]) -> None:
+    pool = PagePool((0, 2), 4, 64, 16, 512, "fp32")
+    pool.slots.normal_()
+    pages = [300, 7, 41, 99]
+    tracemalloc.start()
+    try:
+        message = pool.frame(pages, Piece(0, 2, *tokens, (1, 3)), room=1, pairing=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(message) < pool.slots.nbytes / 10
+    slots = [pages[token // 16] * 16 + token % 16 for token in range(*tokens)]
+    expected = pool.slots[:, :, 1:3, slots]
+    assert torch.equal(torch.frombuffer(bytearray(message[64:]), dtype=torch.float32), expected.reshape(-1))

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from kvmesh.rpc.tasks import together
+from kvmesh.errors import Unavailable
+from kvmesh.rpc.tasks import race, together
 
 
 async def test_of_work_that_fails_nothing_goes_on() -> None:
@@ -33,3 +34,14 @@ async def test_results_come_in_the_order_of_the_work() -> None:
         return turns
 
     assert await together(after(3), after(0), after(1)) == [3, 0, 1]
+
+
+async def test_of_errors_at_the_same_moment_the_one_that_nobody_expects_is_raised() -> None:
+    async def fails(error: Exception) -> None:
+        raise error
+
+    for _ in range(50):  # they come as a set
+        with pytest.raises(KeyError):
+            await race(
+                fails(Unavailable("a")), fails(Unavailable("b")), fails(KeyError("bug")), fails(Unavailable("c"))
+            )

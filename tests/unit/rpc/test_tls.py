@@ -14,7 +14,7 @@ import pytest
 from kvmesh.errors import BadConfig, Unavailable
 from kvmesh.rpc.channels import dial, server_options
 from kvmesh.rpc.status import peer_errors
-from kvmesh.rpc.tls import Tls, add_port, load_tls
+from kvmesh.rpc.tls import Tls, add_port, load_tls, trouble
 from tests.certificates import HOST, Authority, Files
 
 ROOT = Path(__file__).parents[3]
@@ -209,6 +209,22 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, field: str, said: str
     getattr(files, field).write_bytes(content)
     with pytest.raises(BadConfig, match=rf"^tls_{field} is \S+, .*{said}"):
         files.load()
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_byte_order_mark_is_named(tmp_path: Path, field: str) -> None:
+    """gRPC can't read what follows one, and does not say so."""
+    files = OURS.files(tmp_path / "own")
+    path = getattr(files, field)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    with pytest.raises(BadConfig, match=rf"^tls_{field} is \S+, which begins with a byte order mark"):
+        files.load()
+
+
+def test_a_clock_that_is_wrong_is_not_a_ca_that_is() -> None:
+    said = trouble("SSL_ERROR_SSL: error: CERTIFICATE_VERIFY_FAILED: certificate is not yet valid: OK")
+    assert said is not None
+    assert "clocks of both hosts" in said
 
 
 def test_the_key_of_another_certificate_is_refused(tmp_path: Path) -> None:

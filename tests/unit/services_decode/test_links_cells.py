@@ -32,7 +32,26 @@ def test_handles_that_name_no_kv_frame_are_refused(message: bytes, says: str) ->
     token = seal(FrameHeader(FrameKind.FIRST_TOKEN, room=1, pairing=1), b"eleven")
     segment.cell(0).memory[: len(token)] = token
     with pytest.raises(Corrupt, match=says):
-        list(frames_in(segment, message))
+        list(frames_in(segment, message, set()))
+    segment.close()
+
+
+def test_a_cell_is_named_once_until_it_is_given_back() -> None:
+    """Else one message could name a cell a million times."""
+    offered, lent = OfferedSegment(2), set[int]()
+    segment = offered.taken()
+    offered.close()
+    frame = seal(FrameHeader(FrameKind.KV, 1, 1, 0, 1, 0, 1, 0, 1, 4, "fp32"), bytes(32))
+    for number in range(2):
+        segment.cell(number).memory[: len(frame)] = frame
+    both = handles((0, len(frame)), (1, len(frame)))
+    assert [cell.number for cell in frames_in(segment, both, lent)] == [0, 1]
+    with pytest.raises(Corrupt, match="cell 1 is named again"):
+        list(frames_in(segment, handles((1, len(frame))), lent))
+    lent.remove(1)
+    assert [cell.number for cell in frames_in(segment, handles((1, len(frame))), lent)] == [1]
+    with pytest.raises(Corrupt, match="cell 1 is named again"):
+        list(frames_in(segment, handles(*[(1, len(frame))] * 1000), {0}))
     segment.close()
 
 

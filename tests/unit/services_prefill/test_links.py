@@ -139,6 +139,22 @@ async def test_a_link_that_can_not_send_is_cut_and_one_with_nothing_to_send_is_n
     assert error.reason == "link_stalled"
 
 
+async def test_a_link_whose_last_message_is_never_taken_is_cut() -> None:
+    worker = Worker()
+    sender = link(worker)
+    sender.computed(computed(end=1))
+    (asked,) = worker.asked
+    sender.copied(FrameCopied(asked, b"frame"))
+    await sender.next_message()
+    now = asyncio.get_running_loop().time()
+    sender.check_progress(now, 2.0)
+    assert not sender.ended.done()
+    sender.check_progress(now + 1e6, 2.0)
+    error = sender.ended.result()
+    assert isinstance(error, Unavailable)
+    assert error.reason == "link_stalled"
+
+
 async def test_a_link_that_waits_for_its_worker_is_not_cut() -> None:
     worker = Worker()
     sender = link(worker)

@@ -113,6 +113,21 @@ async def test_a_report_that_can_not_be_dealt_with_ends_the_generation_and_names
     assert (await asyncio.wait_for(stage.generation.ended, 1)).reason == "stage_failed"
 
 
+async def test_a_step_that_can_not_be_written_ends_the_generation_and_names_the_rank(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else rooms would wait for a step that nobody computes."""
+
+    def fails(_: object) -> None:
+        raise KeyError(room)
+
+    stage = Rank0()
+    monkeypatch.setattr(stage.head, "_launch", fails)
+    stage.admit(room)
+    await stage.written()
+    assert (await asyncio.wait_for(stage.generation.ended, 1)).reason == "stage_failed"
+
+
 async def test_only_a_step_with_work_is_a_time_to_compute() -> None:
     stage, before = Stage(), shown("kvmesh_step_seconds_count")
     total = shown("kvmesh_steps_total")
@@ -160,13 +175,13 @@ async def test_kv_of_a_step_that_still_computes_is_asked_for_and_its_sending_has
     stage = Stage()
     stage.generation.open_link(hello(), [SHARD], "fp32", OnStream(1 << 30))
     whole = step(0, admitted(room), work=((room, 0, PROMPT_LEN),))
-    early = Computed(KEY, RoomId(room), 0, PROMPT_LEN, layers=(0, 1))
+    early = Computed(KEY, RoomId(room), 0, PROMPT_LEN, layers_end=SHARD.layer_end)
     told = LayersDone(G, whole, (early,), at=1.5)
     assert _generation_of(told) == G, "else the stage hands it to no generation"
     stage.generation.report(told)
     asked = stage.worker.posted[-1]
     assert isinstance(asked, CopyFrame)
-    assert (asked.room, asked.piece) == (room, Piece(0, 1, 0, PROMPT_LEN, (0, 1), "fp32"))
+    assert (asked.room, asked.piece) == (room, Piece(0, SHARD.layer_end, 0, PROMPT_LEN, (0, 1), "fp32"))
     stage.generation.end(Unavailable("over"))
     assert spans_of(room)["send"][0] == 1.5
 
