@@ -80,8 +80,8 @@ class Copier:
             case LetGo(room):
                 self._forget(decoder, room)
                 self._deal_with(decoder, self.receiving.let_go(room))
-            case Arrived(_, message):
-                if not self.receiving.put_aside(message.room, item):
+            case Arrived(link, message):
+                if not self.receiving.put_aside(message.room, message.pairing, link, item):
                     self._deal_with(decoder, [item])
 
     def _close(self, decoder: Process, room: RoomId) -> None:

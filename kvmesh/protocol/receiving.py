@@ -38,6 +38,8 @@ class OpenedRoom(Generic[Item]):
     coverage: Coverage
     awaited: set[RoomId]
     """Closed rooms that the worker has not let go of, and whose pages these are; none: the room has its grant."""
+    last_rank: Rank
+    """Which draws the first token."""
     put_aside: list[Item] = field(default_factory=list)
     """What came before the grant, in order."""
     first_token: int | None = None
@@ -79,12 +81,18 @@ class Receiving(Generic[Item]):
     ) -> OpenedRoom[Item]:
         """A room holds pages; KV of tokens [begin, end) is planned."""
         awaited = {other for other, held in self._held.items() if not set(held).isdisjoint(pages)}
-        opened = self._rooms[room] = OpenedRoom[Item](pairing, pages, Coverage(shards, begin, end), awaited)
+        opened = self._rooms[room] = OpenedRoom[Item](
+            pairing, pages, Coverage(shards, begin, end), awaited, max(shards)
+        )
         return opened
 
-    def put_aside(self, room: RoomId, item: Item) -> bool:
-        """Keeps what arrived for a room without a grant, until it is due. False: it is due now."""
-        opened = self._rooms.get(room)
+    def put_aside(self, room: RoomId, pairing: PairingNumber, link: tuple[PairingNumber, Rank], item: Item) -> bool:
+        """Keeps what arrived for a room without a grant, until it is due. False: it is due now.
+
+        Args:
+            pairing, link: as for `frame`; what is foreign to the room does not wait for it.
+        """
+        opened, _ = self._fenced(room, pairing, link[0])
         if opened is None or not opened.awaited:
             return False
         opened.put_aside.append(item)
@@ -159,11 +167,13 @@ class Receiving(Generic[Item]):
         """The last rank drew a room's first token; it is due.
 
         Raises:
-            Corrupt: it is no token of the vocabulary.
+            Corrupt: it is no token of the vocabulary, or from another rank.
         """
         opened, refused = self._fenced(room, pairing, link[0])
         if opened is None:
             return refused
+        if link[1] != opened.last_rank:
+            raise Corrupt(f"rank {link[1]} sent a first token, rank {opened.last_rank} draws it", reason="outside_plan")
         if opened.first_token is not None:
             return Outcome.REPEATED
         if not 0 <= token < vocab_size:

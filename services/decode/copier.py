@@ -116,7 +116,8 @@ class Copier:
             )
             return
         opened = _Opened(arrived, header, payload)
-        if not self._receiving.put_aside(RoomId(header.room), opened):
+        link = (arrived.pairing, arrived.rank)
+        if not self._receiving.put_aside(RoomId(header.room), PairingNumber(header.pairing), link, opened):
             self._deal_with([opened])
 
     def _break_link(self, arrived: FrameArrived, error: KvmeshError) -> None:

@@ -8,6 +8,7 @@ from kvmesh.protocol.ids import PageId, PairingNumber, Rank, RoomId
 from kvmesh.protocol.receiving import Outcome, Receiving
 
 ROOM, PAIRING = RoomId(9), PairingNumber(4)
+LINK = (PAIRING, Rank(0))
 SHARDS = {Rank(0): (ShardSpan(0, 1, 0, 2),), Rank(1): (ShardSpan(1, 2, 0, 2),)}
 
 
@@ -106,16 +107,28 @@ def test_a_room_is_handed_over_once_and_when_it_is_complete(receiving: Receiving
 
 def test_a_room_in_pages_that_the_worker_holds_waits_until_they_are_let_go(held: Receiving[str]) -> None:
     opened(held, NEXT, 0, 1)
-    assert held.put_aside(NEXT, "a")
-    assert held.put_aside(NEXT, "b")
+    assert held.put_aside(NEXT, PAIRING, LINK, "a")
+    assert held.put_aside(NEXT, PAIRING, LINK, "b")
     assert held.let_go(ROOM) == ["a", "b"]
-    assert not held.put_aside(NEXT, "c"), "it is due at once"
+    assert not held.put_aside(NEXT, PAIRING, LINK, "c"), "it is due at once"
     assert not held.held
+
+
+@pytest.mark.parametrize(("pairing", "link"), [(PAIRING, 9), (9, PAIRING), (9, 9)])
+def test_what_is_foreign_to_a_room_does_not_wait_for_its_grant(held: Receiving[str], pairing: int, link: int) -> None:
+    opened(held, NEXT, 0, 1)
+    assert not held.put_aside(NEXT, PairingNumber(pairing), (PairingNumber(link), Rank(0)), "a")
+
+
+def test_a_first_token_of_any_rank_but_the_last_breaks_the_room(receiving: Receiving[str]) -> None:
+    with pytest.raises(Corrupt, match="rank 0 sent a first token, rank 1 draws it"):
+        receiving.first_token(ROOM, PAIRING, (PAIRING, Rank(0)), 3, vocab_size=10)
+    assert first(receiving) is Outcome.WRITTEN
 
 
 def test_a_room_in_other_pages_does_not_wait(held: Receiving[str]) -> None:
     opened(held, NEXT, 1, 2)
-    assert not held.put_aside(NEXT, "a")
+    assert not held.put_aside(NEXT, PAIRING, LINK, "a")
 
 
 def test_a_room_waits_for_the_last_of_its_pages(held: Receiving[str]) -> None:
@@ -127,17 +140,17 @@ def test_a_room_waits_for_the_last_of_its_pages(held: Receiving[str]) -> None:
     assert held.hand_over(own)
     held.close(NEXT)
     opened(held, OTHER, 1, 0)
-    held.put_aside(OTHER, "a")
+    held.put_aside(OTHER, PAIRING, LINK, "a")
     assert held.let_go(NEXT) == []
-    assert held.put_aside(OTHER, "b")
+    assert held.put_aside(OTHER, PAIRING, LINK, "b")
     assert held.let_go(ROOM) == ["a", "b"]
 
 
 def test_what_was_put_aside_is_due_when_its_room_closes_and_is_late(held: Receiving[str]) -> None:
     opened(held, NEXT, 0)
-    held.put_aside(NEXT, "a")
+    held.put_aside(NEXT, PAIRING, LINK, "a")
     assert held.close(NEXT) == ["a"]
-    assert not held.put_aside(NEXT, "a")
+    assert not held.put_aside(NEXT, PAIRING, LINK, "a")
     assert frame(held, 0, room=NEXT) is Outcome.LATE
     assert held.let_go(ROOM) == []
 
@@ -147,7 +160,7 @@ def test_a_room_that_was_never_handed_over_leaves_its_pages_at_once(receiving: R
     receiving.close(ROOM)
     assert not receiving.held
     opened(receiving, NEXT, 0)
-    assert not receiving.put_aside(NEXT, "a")
+    assert not receiving.put_aside(NEXT, PAIRING, LINK, "a")
 
 
 def test_a_room_that_ended_at_the_worker_is_gone_before_it_is_closed(receiving: Receiving[str]) -> None:

@@ -114,7 +114,7 @@ def late_frames_written() -> list[Patch]:
 
 def grant_not_waited_for() -> list[Patch]:
     """A copier that writes for a new room while the worker still computes in its pages."""
-    return [(Receiving, "put_aside", lambda self, room, item: False)]
+    return [(Receiving, "put_aside", lambda self, room, pairing, link, item: False)]
 
 
 def let_go_in_the_step() -> list[Patch]:
