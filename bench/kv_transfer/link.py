@@ -30,7 +30,8 @@ from kvmesh.rpc.raw import raw_stream_call, raw_stream_handler
 from kvmesh.rpc.tasks import race, until
 from kvmesh.v1 import prefill_pb2 as pb
 from services.decode.config import DecodeSettings
-from services.decode.links import LINK_PATH, frames_in
+from services.decode.link import frames_in
+from services.decode.links import LINK_PATH
 from services.prefill.carrier import InSegment, OnStream, join_segment
 from services.prefill.links import LinkSender
 from services.prefill.servicer import RawContext, _raise_when_cut, _read_credits, _write_frames

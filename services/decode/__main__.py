@@ -15,7 +15,7 @@ from kvmesh.telemetry import logs
 from kvmesh.v1 import types_pb2
 from services.decode.config import DecodeSettings
 from services.decode.decoder import Decoder
-from services.decode.links import DecoderIdentity
+from services.decode.identity import DecoderIdentity
 
 
 def make(settings: DecodeSettings, life: Life) -> Decoder:

@@ -15,7 +15,8 @@ from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs
 from kvmesh.v1 import bootstrap_pb2
 from kvmesh.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
-from services.decode.links import DecoderIdentity, Told
+from services.decode.identity import DecoderIdentity
+from services.decode.links import Told
 from services.decode.pairings import Pairings
 from services.decode.records import (
     FirstTokenArrived,
@@ -60,7 +61,7 @@ class Decoder:
             bootstrap, own, fence, heartbeat=self._heartbeat, holds=self._holds, heartbeat_seconds=heartbeat_seconds
         )
         self._rooms = Rooms(limits, self._threads, self._lease.nudge)
-        told = Told(self._threads.post, self._rooms.refused, lambda _: None)
+        told = Told(self._threads.post, self._rooms.refused, self._moves)
         self._pairings = Pairings(own, told, self._rooms.pairing_lost, self._lease.nudge)
         self._servicer = DecodeServicer(own, fence, self._rooms, self._pairings)
 
@@ -116,9 +117,13 @@ class Decoder:
         """Ends all rooms when a thread hangs while this loop lives: their gateways replay them elsewhere."""
         while True:
             await asyncio.sleep(self._watchdog_seconds / 4)
-            age = self._threads.age_seconds()
-            if age is not None and age > self._watchdog_seconds:
+            if not self._moves():
                 self._rooms.fail_all(Unavailable("the decoder made no progress", reason="decoder_hung"))
+
+    def _moves(self) -> bool:
+        """Whether the threads make progress, or owe none."""
+        age = self._threads.age_seconds()
+        return age is None or age <= self._watchdog_seconds
 
     def _holds(self) -> bool:
         return bool(self._pairings.standing) or not self._rooms.empty.is_set()

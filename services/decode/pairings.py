@@ -5,6 +5,7 @@ Called by the registration (the live list) and the servicer (the pairing of a ro
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvmesh.errors import KvmeshError, Misfit, Unavailable
 from kvmesh.protocol.ids import Generation, PairingNumber, short
@@ -12,8 +13,9 @@ from kvmesh.protocol.pairings import PairingBook
 from kvmesh.rpc.retry import reconnect_policy
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1.bootstrap_pb2 import WholePipeline
+from services.decode.identity import DecoderIdentity
 from services.decode.in_flight import InFlight
-from services.decode.links import DecoderIdentity, PairingStreams, Told
+from services.decode.links import PairingStreams, Told
 from services.decode.records import Received
 from services.decode.segments import Segments
 
@@ -31,12 +33,12 @@ class Pairings:
         changed: Callable[[], None],
     ) -> None:
         """Args:
-        told: whom the streams tell of frames and refusals.
+        told: whom the streams tell of frames and refusals; that a pairing stands or falls they tell this object.
         lost: told when a pairing ends, with why.
         changed: told when the set of standing pairings changed.
         """
         self._own = own
-        self._told = Told(told.frame, told.refused, self._stands)
+        self._told = replace(told, standing=self._stands, fallen=self._falls)
         self._lost = lost
         self._changed = changed
         self._book = PairingBook()
@@ -124,19 +126,24 @@ class Pairings:
             await streams.run()
         except KvmeshError as cause:
             error, why = cause, f"{cause.message} ({cause.reason})"
-            if self.by_number(streams.number) is not None:
+            if streams.stood:
                 log.info("pairing %d with %s ended: %s", streams.number, pipeline.pipeline, why)
                 trouble.clear()
             elif not isinstance(cause, Misfit):
                 trouble.warning(f"no pairing with {pipeline.pipeline}: {why}")
             raise
         finally:
-            if self._book.lost(generation, streams.number):
-                del self._streams[generation]
-                metrics.PAIRINGS_STANDING.set(len(self.standing))
+            self._falls(streams)
+            if streams.stood:
                 metrics.PAIRINGS_ENDED_TOTAL.labels(reason=error.label).inc()
                 self._lost(generation, error)
-                self._changed()
+
+    def _falls(self, pairing: PairingStreams) -> None:
+        """No room is given to it any more. Repeated, or it never stood: nothing."""
+        if self._book.lost(pairing.generation, pairing.number):
+            del self._streams[pairing.generation]
+            metrics.PAIRINGS_STANDING.set(len(self.standing))
+            self._changed()
 
     def _stands(self, pairing: PairingStreams) -> None:
         self._book.stands(pairing.generation, pairing.number)

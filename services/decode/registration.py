@@ -20,7 +20,7 @@ from kvmesh.rpc.tasks import race
 from kvmesh.telemetry import logs
 from kvmesh.v1 import bootstrap_pb2 as pb
 from kvmesh.v1.bootstrap_pb2_grpc import BootstrapServiceStub
-from services.decode.links import DecoderIdentity
+from services.decode.identity import DecoderIdentity
 
 log = logs.get(__name__)
 

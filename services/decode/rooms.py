@@ -11,7 +11,7 @@ from time import monotonic
 
 from kvmesh.errors import Full, KvmeshError, Unavailable, reason_heard
 from kvmesh.model.sampling import SamplingParams
-from kvmesh.protocol.ids import Generation, RoomId, short
+from kvmesh.protocol.ids import Generation, PairingNumber, RoomId, short
 from kvmesh.protocol.rooms import Action, Ask, DecoderRooms, Limits, RoomEvent, RoomState
 from kvmesh.telemetry import logs, metrics, traces
 from kvmesh.v1 import decode_pb2, prefill_pb2
@@ -182,14 +182,21 @@ class Rooms:
 
     # From the pairings.
 
-    def refused(self, message: prefill_pb2.RoomRefused) -> None:
-        """Rank 0 does not take a room, or its generation died in the very step that had work for it."""
+    def refused(self, pairing: PairingNumber, message: prefill_pb2.RoomRefused) -> None:
+        """Rank 0 does not take a room, or its generation died in the very step that had work for it.
+
+        Args:
+            pairing: whose rank 0 says so; of another's room, and of one that it was never given, it has nothing to say.
+        """
+        room = RoomId(message.room)
+        live = self._live.get(room)
+        if live is None or live.pairing.number != pairing or self.books.state_of(room) is RoomState.WAITING:
+            return
         reason = reason_heard(message.reason)
         if reason == "queue_full":
             error: KvmeshError = Full(message.detail, reason=reason, retry_after_seconds=1.0)
         else:
             error = Unavailable(f"the pipeline refused the room: {message.detail}", reason=reason)
-        room = RoomId(message.room)
         if self.books.state_of(room) is RoomState.RECEIVING:  # else it needs rank 0 no more
             self._fail(room, error)
         self._tell(room, RoomEvent.REFUSED)

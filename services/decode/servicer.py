@@ -13,7 +13,7 @@ from kvmesh.telemetry import traces
 from kvmesh.v1 import decode_pb2 as pb
 from kvmesh.v1.decode_pb2_grpc import DecodeServiceServicer
 from kvmesh.v1.types_pb2 import FINISH_REASON_UNSPECIFIED
-from services.decode.links import DecoderIdentity
+from services.decode.identity import DecoderIdentity
 from services.decode.pairings import Pairings
 from services.decode.rooms import LiveRoom, Rooms
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh.protocol.fence import Fence
 from kvmesh.v1 import bootstrap_pb2, types_pb2
-from services.decode.links import DecoderIdentity
+from services.decode.identity import DecoderIdentity
 from services.decode.registration import DecoderLease
 from services.gateway.mesh_view import MeshView
 

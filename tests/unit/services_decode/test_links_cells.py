@@ -7,7 +7,7 @@ import pytest
 from kvmesh.errors import Corrupt, Unavailable
 from kvmesh.kv.frames import FrameHeader, FrameKind, Handle, seal, seal_handles
 from kvmesh.kv.segment import OfferedSegment
-from services.decode.links import frames_in
+from services.decode.link import frames_in
 from services.decode.segments import Segments
 
 

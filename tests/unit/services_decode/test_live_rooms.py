@@ -101,6 +101,19 @@ async def test_a_room_whose_caller_leaves_counts_as_cancelled(rooms: Rooms) -> N
         rooms.close(live)
 
 
+@pytest.mark.parametrize("pairing", [NUMBER, PairingNumber(NUMBER + 1)])
+async def test_only_its_own_rank_0_may_refuse_a_room_and_only_one_that_it_was_given(
+    rooms: Rooms, pairing: PairingNumber
+) -> None:
+    given, waits = opened(rooms), opened(rooms)
+    for live in (waits, given):
+        rooms.refused(pairing, pb.RoomRefused(room=live.room, reason="full"))
+    assert (given.error is not None) == (pairing == NUMBER)
+    assert waits.error is None
+    rooms.close(waits)
+    rooms.close(given)
+
+
 async def test_a_room_whose_end_fails_is_forgotten_all_the_same(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the process would wait for it when it leaves."""
 
@@ -120,7 +133,7 @@ async def test_a_room_that_is_lost_counts_by_why(rooms: Rooms) -> None:
     with ended(stage_lost=1):
         rooms.close(live)
     refused = opened(rooms)
-    rooms.refused(pb.RoomRefused(room=refused.room, reason="queue_full"))
+    rooms.refused(NUMBER, pb.RoomRefused(room=refused.room, reason="queue_full"))
     with ended(queue_full=1):
         rooms.close(refused)
     rest = opened(rooms)
