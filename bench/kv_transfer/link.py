@@ -33,8 +33,8 @@ from services.decode.config import DecodeSettings
 from services.decode.link import frames_in
 from services.decode.links import LINK_PATH
 from services.prefill.carrier import InSegment, OnStream, join_segment
-from services.prefill.links import LinkSender
-from services.prefill.servicer import RawContext, _raise_when_cut, _read_credits, _write_frames
+from services.prefill.link_stream import RawContext, raise_when_cut, read_credits, write_frames
+from services.prefill.sender import LinkSender
 from services.prefill.worker import CopyFrame, FrameCopied
 
 WATCHDOG_SECONDS = 2.0
@@ -99,7 +99,7 @@ class LinkSource(End):
         link = LinkSender(KEY, Generation(1), [SHARD], SHARD.dtype, carrier, self._copier.post, self._sent)
         self._link.set_result(link)
         try:
-            await race(_read_credits(requests, link), _write_frames(context, link), _raise_when_cut(link))
+            await race(read_credits(requests, link), write_frames(context, link), raise_when_cut(link))
         except BaseException as error:
             link.end(error if isinstance(error, Exception) else ConnectionError("the stream was cancelled"))
             raise

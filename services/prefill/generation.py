@@ -5,22 +5,19 @@ loop. It ends once, with one reason, and everything that waits on it is told. Ra
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
 
 from kvmesh.errors import Fault, KvmeshError, Unavailable
-from kvmesh.kv.layout import Shard, WireName
+from kvmesh.kv.layout import Shard
 from kvmesh.protocol.chain import Chain
 from kvmesh.protocol.ids import Generation as GenerationId
-from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, Rank, RoomId, StepNumber
-from kvmesh.protocol.links import replaced_by
-from kvmesh.protocol.sending import Computed
+from kvmesh.protocol.ids import Rank, StepNumber
 from kvmesh.protocol.steps import Step
 from kvmesh.telemetry import logs, metrics
 from kvmesh.v1 import prefill_pb2 as pb
-from services.prefill.carrier import Carrier, InSegment
 from services.prefill.gauges import show_age, show_pages
-from services.prefill.links import LinkSender
+from services.prefill.links import Links
 from services.prefill.spans import RoomSpans
 from services.prefill.wire import step_to_messages
 from services.prefill.worker import (
@@ -61,14 +58,13 @@ class Generation:
         self.on_end: Callable[[KvmeshError], None] | None = None
         """Rank 0: told why the generation ended."""
         self.drain_asked = False
-        self.links: dict[PairingKey, LinkSender] = {}
-        self._newest: dict[Incarnation, PairingNumber] = {}
         self.chain = Chain(Rank(rank), rank == pp_size - 1, monotonic())
         self.num_written = 0
         """Steps that rank 0 had written, as far as is known here."""
         self.num_rooms = 0
         self._shard, self._num_pages = shard, num_pages
         self.spans = RoomSpans(rank, shard)
+        self.links = Links(number, self.spans, worker.post)
         self._worker = worker
         worker.post(BeginGeneration(number))
         metrics.GENERATIONS_TOTAL.inc()
@@ -93,8 +89,7 @@ class Generation:
             self.spans.close(error.message, monotonic())
             if self.on_end is not None:
                 self.on_end(error)
-            for link in list(self.links.values()):
-                link.end(error)
+            self.links.end(error)
 
     async def raise_when_ended(self) -> None:
         """Waits for the end and raises its reason."""
@@ -122,11 +117,9 @@ class Generation:
             self._step_done(report)
         elif isinstance(report, LayersDone):
             self.spans.begun(report.step)
-            self._send(report.computed, report.at)
+            self.links.computed(report.computed, report.at)
         elif isinstance(report, FrameCopied):
-            link = self.links.get(report.asked.key)
-            if link is not None:
-                link.copied(report)
+            self.links.copied(report)
         elif isinstance(report, WorkerFailed):
             self.fail(report.error)
 
@@ -144,10 +137,8 @@ class Generation:
         self._count(done)
         waits = {work.room: work.queued_seconds for work in step.work}
         for first in done.sampled:
-            link = self.links.get(first.key)
-            if link is not None:  # no link: computed and discarded, which is no fault
-                link.sampled(first, waits[first.room])
-        self._send(done.computed, done.ended)
+            self.links.sampled(first, waits[first.room])
+        self.links.computed(done.computed, done.ended)
         if self.on_applied_here is not None:
             self.on_applied_here(done.step.number)
         if self.chain.applied_here(done.step.number, done.digest, monotonic()):
@@ -156,12 +147,6 @@ class Generation:
             for message in step_to_messages(step, done.activations, self.num_written):
                 self.downstream.put_nowait(message)
         self.show()
-
-    def _send(self, computed: tuple[Computed, ...], at: float) -> None:
-        for span in computed:
-            link = self.links.get(span.key)
-            if link is not None and link.computed(span):
-                self.spans.to_send(span.room, at)
 
     def _count(self, done: StepDone) -> None:
         metrics.STEPS_TOTAL.inc()
@@ -212,51 +197,6 @@ class Generation:
         else:
             self.answers.put_nowait(pb.StepsResponse(draining=pb.Draining(rank=rank)))
 
-    # Links.
-
-    def open_link(self, hello: pb.LinkHello, shards: Sequence[Shard], wire: WireName, carrier: Carrier) -> LinkSender:
-        """A decoder dialled. Its older link, if one stands, ends.
-
-        Args:
-            shards: what it is sent, in `wire`.
-
-        Raises:
-            Fenced: this or a newer pairing has dialled before.
-            Unavailable: the generation is over.
-        """
-        if self.ended.done():
-            raise self.ended.result()
-        key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
-        for older in replaced_by(key, self.links.keys(), self._newest):
-            self.links.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
-        link = LinkSender(
-            key,
-            self.number,
-            shards,
-            wire,
-            carrier,
-            self._worker.post,
-            self._sent,
-            hello.descriptor.page_size,
-        )
-        self.links[key] = link
-        self._show_links()
-        return link
-
-    def _sent(self, room: RoomId, num_bytes: int) -> None:
-        self.spans.sent(room, num_bytes, monotonic())
-
-    def close_link(self, link: LinkSender) -> None:
-        """A link's stream ended."""
-        link.end(Unavailable("the link ended", reason="link_lost"))
-        if self.links.get(link.key) is link:
-            del self.links[link.key]
-        self._show_links()
-
-    def _show_links(self) -> None:
-        metrics.LINKS_OPEN.set(len(self.links))
-        metrics.SEGMENTS_OPEN.set(sum(isinstance(link.carrier, InSegment) for link in self.links.values()))
-
     # The watchdog, four times in its time.
 
     def watch(self, limit_seconds: float, beat: float, *, serving: bool) -> None:
@@ -275,8 +215,7 @@ class Generation:
             self.end(Unavailable(f"rank {self.rank} made no progress for {limit_seconds:g} s", reason="stage_hung"))
         if self.chain.is_behind_silent(now, limit_seconds):
             self.end(Unavailable(f"rank {self.rank + 1} made no progress for {limit_seconds:g} s", reason="stage_hung"))
-        for link in list(self.links.values()):
-            link.check_progress(now, limit_seconds)
+        self.links.check_progress(now, limit_seconds)
         self.show()
 
     # What people see of it.

@@ -1,190 +1,111 @@
-"""What one stage sends one decoder over one link: KV frames within the decoder's credit, and first tokens.
+"""The links of one generation at one stage: one for each decoder that dialled; and what the worker says, to the right one.
 
-The step loop never waits for a link: KV that can't be sent stays in its pages until the worker is asked to copy it.
-Called by the generation (what was computed) and by the link's stream (what may be written). Touches no page.
+Called by the generation (what was computed, drawn and copied) and by the servicer (who dials, whose stream ended). A decoder
+without a link is no fault: what was computed for it is discarded.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import NamedTuple
 
-from google.protobuf.duration_pb2 import Duration
-
-from kvmesh.errors import Corrupt, Unavailable
-from kvmesh.kv.frames import FrameHeader, FrameKind, Handle, seal, seal_handles
-from kvmesh.kv.layout import Piece, Shard, WireName, payload_bytes
-from kvmesh.protocol.ids import Generation, PairingKey, RoomId
+from kvmesh.errors import Fenced, KvmeshError, Unavailable
+from kvmesh.kv.layout import Shard, WireName
+from kvmesh.protocol.ids import Generation, Incarnation, PairingKey, PairingNumber, RoomId
+from kvmesh.protocol.links import replaced_by
 from kvmesh.protocol.sending import Computed
 from kvmesh.telemetry import metrics
 from kvmesh.v1 import prefill_pb2 as pb
-from services.prefill.carrier import Carrier
-from services.prefill.cutting import Cutter
+from services.prefill.carrier import Carrier, InSegment
+from services.prefill.sender import LinkSender
+from services.prefill.spans import RoomSpans
 from services.prefill.worker import CopyFrame, FrameCopied, Sampled
 
 
-class _Outgoing(NamedTuple):
-    message: bytes | Handle
-    room: RoomId
-    kv_bytes: int
-    """In the pages."""
-    payload_bytes: int
-    """On the way."""
+class Links:
+    """All of them, by pairing."""
 
-
-class LinkSender:
-    """The sending half of one link."""
-
-    def __init__(
-        self,
-        key: PairingKey,
-        generation: Generation,
-        shards: Sequence[Shard],
-        wire: WireName,
-        carrier: Carrier,
-        post: Callable[[CopyFrame], None],
-        sent: Callable[[RoomId, int], None] = lambda _room, _bytes: None,
-        decoder_page_size: int = 1,
-    ) -> None:
+    def __init__(self, generation: Generation, spans: RoomSpans, post: Callable[[CopyFrame], None]) -> None:
         """Args:
-        key: the pairing.
-        shards: what this stage sends: its layers, all of its heads in one shard or several.
-        wire: the format they travel in.
-        carrier: what frames travel in, and its credit.
+        spans: told of what is sent.
         post: asks the worker for a frame.
-        sent: told of each frame that was written: its room, and bytes of KV as they stand in the pages.
-        decoder_page_size: tokens in a page of the decoder, as it said when it dialled.
         """
-        self.key = key
-        self.decoder_page_size = decoder_page_size
-        self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self._generation = generation
-        self._shards, self._wire = shards, wire
-        self._cutter = Cutter(shards, wire, carrier.frame_bytes)
-        self.carrier = carrier
-        self._post, self._sent = post, sent
-        self._pending: deque[tuple[RoomId, Piece]] = deque()
-        self._outbox: deque[_Outgoing] = deque()  # bounded by the credit, and one record a room
-        self._outgoing = asyncio.Event()
-        self._writing: list[_Outgoing] = []
-        self._asked = 0
-        self._moved_at = monotonic()
-        self._busy_since: float | None = None
-        """Since when the link has had something to send, or since its last message; None while it has nothing."""
+        self._generation, self._spans, self._post = generation, spans, post
+        self._senders: dict[PairingKey, LinkSender] = {}
+        self._page_sizes: dict[PairingKey, int] = {}
+        self._newest: dict[Incarnation, PairingNumber] = {}
+        self._error: KvmeshError | None = None
 
-    # From the generation.
+    def open(self, hello: pb.LinkHello, shards: Sequence[Shard], wire: WireName, carrier: Carrier) -> LinkSender:
+        """A decoder dialled. Its older link, if one stands, ends.
 
-    def computed(self, span: Computed) -> bool:
-        """Tokens of a room lie in their pages now. Returns whether that makes frames."""
-        pieces = self._cutter.cut(span)
-        if not pieces:
-            return False
-        if self._busy_since is None:
-            self._busy_since = monotonic()
-        self._pending.extend((span.room, piece) for piece in pieces)
-        self._ask()
-        return True
+        Args:
+            shards: what it is sent, in `wire`.
+
+        Raises:
+            Fenced: this or a newer pairing has dialled before.
+            KvmeshError: the generation is over.
+        """
+        if self._error is not None:
+            raise self._error
+        key = (Incarnation(hello.decoder), PairingNumber(hello.pairing))
+        for older in replaced_by(key, self._senders.keys(), self._newest):
+            self._senders.pop(older).end(Unavailable("a newer pairing took over", reason="pairing_replaced"))
+        link = LinkSender(key, self._generation, shards, wire, carrier, self._post, self._sent)
+        self._senders[key] = link
+        self._page_sizes[key] = hello.descriptor.page_size
+        self._show()
+        return link
+
+    def close(self, link: LinkSender) -> None:
+        """A link's stream ended."""
+        link.end(Unavailable("the link ended", reason="link_lost"))
+        if self._senders.get(link.key) is link:
+            del self._senders[link.key]
+        self._page_sizes.pop(link.key, None)
+        self._show()
+
+    def end(self, error: KvmeshError) -> None:
+        """The generation is over: so is every link."""
+        self._error = error
+        for link in list(self._senders.values()):
+            link.end(error)
+
+    def page_size(self, key: PairingKey) -> int:
+        """Tokens in a page of the decoder at the other end.
+
+        Raises:
+            Fenced: the pairing has no link.
+        """
+        if key not in self._senders:
+            raise Fenced(f"pairing {key[1]} has no link to rank 0")
+        return self._page_sizes[key]
+
+    def computed(self, spans: Sequence[Computed], at: float) -> None:
+        """KV lies in its pages since `at`, on the monotonic clock."""
+        for span in spans:
+            link = self._senders.get(span.key)
+            if link is not None and link.computed(span):
+                self._spans.to_send(span.room, at)
 
     def sampled(self, first: Sampled, queued_seconds: float) -> None:
         """The last rank drew a room's first token; the room had waited at rank 0 before its prefill."""
-        queued = Duration()
-        queued.FromNanoseconds(int(queued_seconds * 1e9))
-        payload = pb.FirstToken(token=first.token, queued=queued).SerializeToString()
-        header = FrameHeader(FrameKind.FIRST_TOKEN, room=first.room, pairing=self.key[1])
-        self._send(_Outgoing(seal(header, payload), first.room, 0, 0))
+        link = self._senders.get(first.key)
+        if link is not None:
+            link.sampled(first, queued_seconds)
 
     def copied(self, report: FrameCopied) -> None:
-        """The worker copied a frame, or found its room ended: then the credit comes back."""
-        self._asked -= 1
-        asked = report.asked
-        if report.frame is None:
-            self.carrier.put_back(self._size(asked.piece), asked.cell)
-            self._ask()
-            if not self._has_work:
-                self._busy_since = None
-        else:
-            piece = asked.piece
-            self._send(_Outgoing(report.frame, asked.room, self._kv_bytes(piece), self._size(piece)))
-
-    def end(self, error: Exception) -> None:
-        """Ends the link; its stream raises `error`. Repeated: nothing."""
-        if not self.ended.done():
-            self.ended.set_result(error)
-
-    # From the stream.
-
-    def credit(self, num_bytes: int, cells: Sequence[int] = ()) -> None:
-        """The decoder wrote or discarded that many payload bytes, or what stood in these cells."""
-        try:
-            self.carrier.credit(num_bytes, cells)
-        except Corrupt as error:
-            self.end(error)
-            return
-        self._moved_at = monotonic()
-        self._ask()
-
-    async def next_message(self) -> bytes:
-        """The next message to write; called again once that one is written. Handles that wait together go together."""
-        self._moved_at = monotonic()
-        while not self._outbox:
-            self._outgoing.clear()
-            await self._outgoing.wait()
-        first = self._outbox.popleft()
-        self._writing = [first]
-        if isinstance(first.message, bytes):
-            return first.message
-        handles = [first.message]
-        while self._outbox and isinstance(handle := self._outbox[0].message, Handle):
-            handles.append(handle)
-            self._writing.append(self._outbox.popleft())
-        return seal_handles(handles, pairing=self.key[1])
-
-    def written(self) -> float:
-        """The last message was written. Returns the seconds it took, from the moment there was something to send."""
-        now, since = monotonic(), self._busy_since
-        for outgoing in self._writing:
-            self._sent(outgoing.room, outgoing.kv_bytes)
-            metrics.KV_SENT_BYTES_TOTAL.inc(outgoing.payload_bytes)
-        self._writing = []
-        self._busy_since = now if self._has_work else None
-        return now - since if since is not None else 0.0
-
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._pending or self._asked or self._writing or self._outbox)
+        """The worker copied a frame, or found its room ended."""
+        link = self._senders.get(report.asked.key)
+        if link is not None:
+            link.copied(report)
 
     def check_progress(self, now: float, limit_seconds: float) -> None:
-        """Cuts the link when it has something to send and nothing moved for the limit."""
-        if self._asked or not self._has_work:
-            self._moved_at = now
-        elif now - self._moved_at > limit_seconds:
-            self.end(Unavailable(f"the link made no progress for {limit_seconds:g} s", reason="link_stalled"))
+        """Cuts links that have something to send and have not moved for the limit."""
+        for link in list(self._senders.values()):
+            link.check_progress(now, limit_seconds)
 
-    def _send(self, outgoing: _Outgoing) -> None:
-        self._outbox.append(outgoing)
-        self._outgoing.set()
+    def _sent(self, room: RoomId, num_bytes: int) -> None:
+        self._spans.sent(room, num_bytes, monotonic())
 
-    def _ask(self) -> None:
-        while self._pending and not self.ended.done():
-            room, piece = self._pending[0]
-            allowed, cell = self.carrier.take(self._size(piece))
-            if not allowed:
-                return
-            self._pending.popleft()
-            self._asked += 1
-            self._post(CopyFrame(self._generation, self.key, room, piece, cell))
-
-    def _size(self, piece: Piece) -> int:
-        """Bytes of payload, as they travel: what credit counts."""
-        return self._bytes_in(self._wire, piece)
-
-    def _kv_bytes(self, piece: Piece) -> int:
-        """Bytes in the pages."""
-        return self._bytes_in(self._shards[0].dtype, piece)
-
-    def _bytes_in(self, wire: WireName, piece: Piece) -> int:
-        layers, tokens = piece.layer_end - piece.layer_begin, piece.token_end - piece.token_begin
-        assert piece.heads is not None
-        head_begin, head_end = piece.heads
-        return payload_bytes(wire, layers, head_end - head_begin, tokens, self._shards[0].head_dim)
+    def _show(self) -> None:
+        metrics.LINKS_OPEN.set(len(self._senders))
+        metrics.SEGMENTS_OPEN.set(sum(isinstance(link.carrier, InSegment) for link in self._senders.values()))

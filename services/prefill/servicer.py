@@ -9,25 +9,27 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from kvmesh.descriptor import DTYPE_NAMES, KV_WIRE_NAMES, KV_WIRES
-from kvmesh.errors import Fenced, InvalidInput, KvmeshError, Misfit, Unavailable
-from kvmesh.kv.frames import FrameHeader, FrameKind, cells_in, open_frame, seal
-from kvmesh.kv.layout import DTypeName, WireName, wire_between
+from kvmesh.errors import Fenced, InvalidInput, Misfit, Unavailable
 from kvmesh.protocol.ids import Incarnation, PairingKey, PairingNumber, RoomId, short
 from kvmesh.protocol.request import LOST_STEP
-from kvmesh.protocol.version import PROTOCOL_VERSION
 from kvmesh.rpc.tasks import race
-from kvmesh.telemetry import logs, metrics
+from kvmesh.telemetry import logs
 from kvmesh.v1 import prefill_pb2 as pb
-from kvmesh.v1 import types_pb2
 from kvmesh.v1.prefill_pb2_grpc import PrefillServiceServicer
 from services.prefill.carrier import InSegment, OnStream, join_segment
 from services.prefill.generation import DRAINED, Generation
 from services.prefill.head import Head
 from services.prefill.life import LiveStage
-from services.prefill.links import LinkSender
+from services.prefill.link_stream import (
+    RawContext,
+    hello_in,
+    raise_when_cut,
+    read_credits,
+    welcome,
+    wire_for,
+    write_frames,
+)
 from services.prefill.wire import opening_from, step_from
 
 log = logs.get(__name__)
@@ -38,7 +40,6 @@ MAX_UNSENT_REFUSALS = 1024
 StepsContext = grpc.aio.ServicerContext[pb.StepsRequest, pb.StepsResponse]
 ControlContext = grpc.aio.ServicerContext[pb.ControlRequest, pb.ControlResponse]
 DescribeContext = grpc.aio.ServicerContext[pb.DescribeLogRequest, pb.DescribeLogResponse]
-RawContext = grpc.aio.ServicerContext[bytes, bytes]
 
 _Message = TypeVar("_Message")
 
@@ -142,50 +143,35 @@ class PrefillServicer(PrefillServiceServicer):
             raise Fenced("meant for another process")
         generation = life.require_serving(opening.generation)
         key = (Incarnation(opening.decoder), PairingNumber(opening.pairing))
-        if key not in generation.links:
-            raise Fenced(f"pairing {opening.pairing} has no link to rank 0")
-        life.head.pair(key, generation.links[key].decoder_page_size)
+        life.head.pair(key, generation.links.page_size(key))
         return generation, life.head, key
 
     # Link.
 
     async def Link(self, requests: AsyncIterator[bytes], context: RawContext) -> None:  # noqa: N802
         """KV frames, to the decoder that dialled. Raw bytes: see prefill.proto."""
-        hello = _hello(await self._first(requests, "hello") or b"")
+        hello = hello_in(await self._first(requests, "hello") or b"")
         life = self._life()
         with life.stream():
             identity = life.identity
             if hello.to_incarnation != identity.incarnation:
                 raise Fenced("meant for another process")
             generation = life.require_serving(hello.generation)
-            wire = _check_fit(hello, identity.descriptor, identity.shard.dtype)
+            wire = wire_for(hello, identity.descriptor, identity.shard.dtype)
             segment = join_segment(hello, identity.shards, wire)
             carrier = OnStream(hello.window_bytes) if segment is None else InSegment(segment)
             with contextlib.closing(carrier):
-                link = generation.open_link(hello, identity.shards, wire, carrier)
+                link = generation.links.open(hello, identity.shards, wire, carrier)
                 try:
-                    await context.write(self._welcome(life, wire, in_segment=segment is not None))
+                    await context.write(welcome(identity, wire, in_segment=segment is not None))
                     await race(
-                        _read_credits(requests, link),
-                        _write_frames(context, link),
-                        _raise_when_cut(link),
+                        read_credits(requests, link),
+                        write_frames(context, link),
+                        raise_when_cut(link),
                         generation.raise_when_ended(),
                     )
                 finally:
-                    generation.close_link(link)
-
-    def _welcome(self, life: LiveStage, wire: WireName, *, in_segment: bool) -> bytes:
-        identity, shard = life.identity, life.identity.shard
-        payload = pb.LinkWelcome(
-            protocol_version=PROTOCOL_VERSION,
-            stage=identity.incarnation,
-            rank=identity.rank,
-            layers=types_pb2.LayerRange(begin=shard.layer_begin, end=shard.layer_end),
-            heads=[types_pb2.HeadRange(begin=s.head_begin, end=s.head_end) for s in identity.shards],
-            kv_wire=KV_WIRES[wire],
-            in_segment=in_segment,
-        )
-        return seal(FrameHeader(FrameKind.WELCOME), payload.SerializeToString())
+                    generation.links.close(link)
 
 
 async def _read_steps(requests: AsyncIterator[pb.StepsRequest], generation: Generation) -> None:
@@ -251,63 +237,3 @@ async def _end_control(
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(refused.join(), patience_seconds)
     raise error
-
-
-async def _read_credits(requests: AsyncIterator[bytes], link: LinkSender) -> None:
-    async for message in requests:
-        header, payload = open_frame(message)
-        if header.kind is FrameKind.CREDIT:
-            link.credit(header.credit_bytes, cells_in(payload))
-        else:
-            log.warning("a decoder sent a frame of kind %s on its link", header.kind.name)
-
-
-async def _write_frames(context: RawContext, link: LinkSender) -> None:
-    while True:
-        await context.write(await link.next_message())
-        metrics.KV_SEND_SECONDS_TOTAL.inc(link.written())
-
-
-async def _raise_when_cut(link: LinkSender) -> None:
-    raise await asyncio.shield(link.ended)
-
-
-def _hello(message: bytes) -> pb.LinkHello:
-    """The first message of a link.
-
-    Raises:
-        InvalidInput: it is not HELLO, or allows nothing to be sent.
-    """
-    try:
-        header, payload = open_frame(message)
-    except KvmeshError as error:
-        raise InvalidInput(f"the first message of a link is not HELLO: {error.message}", field="hello") from error
-    if header.kind is not FrameKind.HELLO:
-        raise InvalidInput(f"the first message of a link is {header.kind.name}, not HELLO", field="hello")
-    try:
-        hello = pb.LinkHello.FromString(bytes(payload))
-    except DecodeError as error:
-        raise InvalidInput("the first message of a link holds no LinkHello", field="hello") from error
-    if not hello.window_bytes:
-        raise InvalidInput("window_bytes is 0; nothing could be sent", field="hello.window_bytes")
-    return hello
-
-
-def _check_fit(hello: pb.LinkHello, own: types_pb2.Descriptor, dtype: DTypeName) -> WireName:
-    """The format in which the decoder is sent its KV.
-
-    Raises:
-        Misfit: the decoder can't take this stage's KV; both values are in the message.
-    """
-    if hello.protocol_version != PROTOCOL_VERSION:
-        raise Misfit(f"protocol version: decoder {hello.protocol_version}, stage {PROTOCOL_VERSION}")
-    other = hello.descriptor
-    if other.page_size < 1:
-        raise Misfit(f"page_size: decoder {other.page_size}; a page holds a token at least")
-    for name in ("model_fingerprint", "num_layers", "num_kv_heads", "head_dim"):
-        if getattr(other, name) != getattr(own, name):
-            raise Misfit(f"{name}: decoder {getattr(other, name)}, stage {getattr(own, name)}")
-    theirs = DTYPE_NAMES.get(other.dtype)
-    if theirs is None:
-        raise Misfit(f"dtype: decoder {other.dtype}, stage {dtype}")
-    return wire_between(dtype, theirs, KV_WIRE_NAMES.get(hello.kv_wire, str(hello.kv_wire)))

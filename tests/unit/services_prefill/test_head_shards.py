@@ -16,7 +16,7 @@ from kvmesh.protocol.ids import Generation, Incarnation, PageId, PairingNumber, 
 from kvmesh.protocol.receiving import Outcome, Receiving
 from kvmesh.protocol.steps import RoomAdmitted, Step, Work
 from services.prefill.carrier import OnStream
-from services.prefill.links import LinkSender
+from services.prefill.sender import LinkSender
 from services.prefill.worker import BeginGeneration, FrameCopied, Report, RunStep, StageWorker, StepDone
 
 G, KEY, ROOM = Generation(1), (Incarnation(3), PairingNumber(1)), RoomId(7)

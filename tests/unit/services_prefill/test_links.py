@@ -12,7 +12,7 @@ from kvmesh.kv.segment import OfferedSegment, Segment
 from kvmesh.protocol.ids import Generation, Incarnation, PairingNumber, RoomId
 from kvmesh.v1 import prefill_pb2 as pb
 from services.prefill.carrier import InSegment, OnStream
-from services.prefill.links import LinkSender
+from services.prefill.sender import LinkSender
 from services.prefill.worker import Computed, CopyFrame, FrameCopied, Sampled
 
 KEY = (Incarnation(3), PairingNumber(1))

@@ -148,7 +148,7 @@ def hello() -> pb.LinkHello:
 
 async def test_a_pipeline_of_one_stage_tells_the_wait_with_the_first_token(room: int) -> None:
     stage = Rank0()
-    link = stage.generation.open_link(hello(), [SHARD], "fp32", OnStream(1 << 20))
+    link = stage.generation.links.open(hello(), [SHARD], "fp32", OnStream(1 << 20))
     stage.admit(room)
     await stage.compute(drawn=(room,))
     header, payload = open_frame(await link.next_message())
@@ -164,7 +164,7 @@ async def test_rank_0_tells_the_wait_to_the_ranks_behind_and_the_last_one_to_the
     await first.compute()
     message = first.generation.downstream.get_nowait()
     assert [w.queued.ToMilliseconds() for w in message.step.work] == [750]
-    link = last.generation.open_link(hello(), [SHARD], "fp32", OnStream(1 << 20))
+    link = last.generation.links.open(hello(), [SHARD], "fp32", OnStream(1 << 20))
     heard = step(0, admitted(room), work=((room, 0, PROMPT_LEN),))
     last.generation.report(done(first.generation.spans.told(heard), 7.0, 8.0, drawn=(room,)))
     _, payload = open_frame(await link.next_message())
@@ -173,7 +173,7 @@ async def test_rank_0_tells_the_wait_to_the_ranks_behind_and_the_last_one_to_the
 
 async def test_kv_of_a_step_that_still_computes_is_asked_for_and_its_sending_has_begun(room: int) -> None:
     stage = Stage()
-    stage.generation.open_link(hello(), [SHARD], "fp32", OnStream(1 << 30))
+    stage.generation.links.open(hello(), [SHARD], "fp32", OnStream(1 << 30))
     whole = step(0, admitted(room), work=((room, 0, PROMPT_LEN),))
     early = Computed(KEY, RoomId(room), 0, PROMPT_LEN, layers_end=SHARD.layer_end)
     told = LayersDone(G, whole, (early,), at=1.5)
