@@ -19,6 +19,8 @@ class PairingBook:
     _kept: set[Generation] = field(default_factory=set)
     """Being paired with, or paired, or about to be again."""
     _standing: dict[Generation, PairingNumber] = field(default_factory=dict)
+    _falling: dict[Generation, PairingNumber] = field(default_factory=dict)
+    """A stream is lost, and the last words of others are still heard."""
 
     @property
     def standing(self) -> list[Generation]:
@@ -32,7 +34,8 @@ class PairingBook:
         """
         self._named = set(generations)
         begin = [g for g in generations if g not in self._kept]
-        give_up = sorted(g for g in self._kept if g not in self._named and g not in self._standing)
+        ends_by_itself = self._standing.keys() | self._falling.keys()
+        give_up = sorted(g for g in self._kept if g not in self._named and g not in ends_by_itself)
         self._kept.update(begin)
         self._kept.difference_update(give_up)
         return begin, give_up
@@ -46,11 +49,19 @@ class PairingBook:
         """A pairing was made."""
         self._standing[generation] = number
 
-    def lost(self, generation: Generation, number: PairingNumber) -> bool:
-        """A try or a pairing ended. Returns whether it stood: then its rooms must hear of it."""
+    def falls(self, generation: Generation, number: PairingNumber) -> bool:
+        """A stream is lost: no room gets the pairing any more. Returns whether it stood until now."""
         stood = self._standing.get(generation) == number
         if stood:
-            del self._standing[generation]
+            self._falling[generation] = self._standing.pop(generation)
+        return stood
+
+    def lost(self, generation: Generation, number: PairingNumber) -> bool:
+        """A try or a pairing ended. Returns whether it had stood: then its rooms must hear of it."""
+        self.falls(generation, number)
+        stood = self._falling.get(generation) == number
+        if stood:
+            del self._falling[generation]
         return stood
 
     def may_pair_again(self, generation: Generation) -> bool:

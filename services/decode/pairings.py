@@ -134,13 +134,13 @@ class Pairings:
             raise
         finally:
             self._falls(streams)
-            if streams.stood:
+            if self._book.lost(generation, streams.number):
                 metrics.PAIRINGS_ENDED_TOTAL.labels(reason=error.label).inc()
                 self._lost(generation, error)
 
     def _falls(self, pairing: PairingStreams) -> None:
         """No room is given to it any more. Repeated, or it never stood: nothing."""
-        if self._book.lost(pairing.generation, pairing.number):
+        if self._book.falls(pairing.generation, pairing.number):
             del self._streams[pairing.generation]
             metrics.PAIRINGS_STANDING.set(len(self.standing))
             self._changed()

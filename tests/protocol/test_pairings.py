@@ -36,6 +36,21 @@ def test_a_standing_pairing_that_is_lost_is_made_again_under_a_higher_number_whi
     assert not book.may_pair_again(G1)
 
 
+def test_one_that_falls_takes_no_room_and_is_not_given_up_before_it_is_lost() -> None:
+    book = PairingBook()
+    book.named([G1])
+    number = book.next_number()
+    book.stands(G1, number)
+    assert book.falls(G1, number)
+    assert not book.falls(G1, number)
+    with pytest.raises(Fenced):
+        book.require(G1)
+    assert book.named([]) == ([], [])
+    assert book.lost(G1, number), "its rooms must hear of it"
+    assert not book.lost(G1, number)
+    assert book.named([]) == ([], [G1])
+
+
 def test_a_late_loss_of_an_older_number_does_not_touch_its_successor() -> None:
     book = PairingBook()
     book.named([G1])
