@@ -15,8 +15,8 @@ async def race(*work: Coroutine[Any, Any, None]) -> None:
     """Runs all of `work` until one ends, then cancels the others and waits for them.
 
     Raises:
-        Exception: what ended it, if it was an error; of several at the same moment one that nobody expects (no KvmeshError, no
-            status) before the others, and any before an ordinary end.
+        Exception: what ended it, if it was an error; of several at the same moment one that nobody expects (no KvmeshError,
+            none of gRPC) before the others, and any before an ordinary end.
     """
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
@@ -31,7 +31,8 @@ async def race(*work: Coroutine[Any, Any, None]) -> None:
 
 
 def _is_expected(error: BaseException) -> bool:
-    return isinstance(error, KvmeshError | grpc.RpcError)
+    """Also what gRPC raises, no status, where one writes to a stream that has just ended."""
+    return isinstance(error, KvmeshError | grpc.RpcError | grpc.aio.BaseError)
 
 
 async def together(*work: Coroutine[Any, Any, _Result]) -> list[_Result]:
