@@ -96,7 +96,8 @@ class Segment:
         size = offer.num_cells * offer.cell_bytes
         if not (
             offer.num_cells > 0
-            and offer.cell_bytes > 0 == offer.cell_bytes % mmap.PAGESIZE
+            and offer.cell_bytes > 0
+            and offer.cell_bytes % mmap.PAGESIZE == 0
             and size <= MAX_SEGMENT_BYTES
         ):
             raise Unavailable(f"{offer.num_cells} cells of {offer.cell_bytes} bytes are no segment")

@@ -1,7 +1,7 @@
 """What one stage sends one decoder over one link: KV frames within the decoder's credit, and first tokens.
 
 The step loop never waits for a link: KV that can't be sent stays in its pages until the worker is asked to copy it.
-Called by the generation (what was computed) and by the link's stream (what may be written). Touches no page.
+Called by the generation's links (what was computed, drawn, copied) and by the link's stream (what may be written). Touches no page.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class LinkSender:
         self._busy_since: float | None = None
         """Since when the link has had something to send, or since its last message; None while it has nothing."""
 
-    # From the generation.
+    # From the generation's links.
 
     def computed(self, span: Computed) -> bool:
         """Tokens of a room lie in their pages now. Returns whether that makes frames."""
