@@ -1,7 +1,8 @@
 """What one stage sends one decoder over one link: KV frames within the decoder's credit, and first tokens.
 
 The step loop never waits for a link: KV that can't be sent stays in its pages until the worker is asked to copy it.
-Called by the generation's links (what was computed, drawn, copied) and by the link's stream (what may be written). Touches no page.
+Called by the generation's links (what was computed, drawn, copied) and by the link's stream (what may be written). Touches
+no page.
 """
 
 import asyncio
